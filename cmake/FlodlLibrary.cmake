@@ -1,0 +1,25 @@
+# flodl_library(NAME SOURCES ... LIBS ...): one room of the native core, with the project's flags.
+function(flodl_flags target)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/native/include PRIVATE ${PROJECT_SOURCE_DIR}/native)
+  if(MSVC)
+    target_compile_options(${target} PRIVATE /W4 $<$<BOOL:${FLODL_WERROR}>:/WX> /fp:precise)
+  else()
+    # Contraction off everywhere: element-wise results are promised bit-equal across devices.
+    target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+      $<$<BOOL:${FLODL_WERROR}>:-Werror> -ffp-contract=off)
+  endif()
+  if(FLODL_SANITIZER)
+    target_compile_options(${target} PUBLIC -fsanitize=${FLODL_SANITIZER} -fno-omit-frame-pointer -g)
+    target_link_options(${target} PUBLIC -fsanitize=${FLODL_SANITIZER})
+    if(FLODL_SANITIZER STREQUAL "undefined")
+      target_compile_options(${target} PUBLIC -fno-sanitize-recover=undefined)
+    endif()
+  endif()
+endfunction()
+
+function(flodl_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC ${arg_LIBS} Threads::Threads)
+  flodl_flags(${name})
+endfunction()
