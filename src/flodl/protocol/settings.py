@@ -1,0 +1,40 @@
+"""What the controller needs to know of a plan: plain values, checked by the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """One run on one host. Times in seconds; sizes in samples or batches as named."""
+
+    world_size: int
+    mode: str  # cpu-sync, cpu-cadence, cpu-async
+    dataset_length: int
+    batch_size: int
+    epochs: int
+    samples: int | None = None  # stop once this many samples are contributed (rounded up to whole batches)
+    anchor: int = 10
+    overhead_target: float = 0.02
+    guard: str | None = "level"
+    max_ratio: float = 64.0
+    gamma: float = 1.0
+    respawn: int = 3
+    max_failures: int | float | None = None
+    stall_s: float | None = None
+    prefetch: int = 2
+    evaluates: bool = False
+    eval_rank: int | None = None
+    outer_min_window: int = 0  # mean batches per rank and window below which the window is stretched; 0: no outer step
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The last batch of an epoch may be short."""
+        return -(-self.dataset_length // self.batch_size)
+
+    def samples_of(self, index: int) -> int:
+        """How many samples batch `index` of an epoch holds."""
+        return min(self.batch_size, self.dataset_length - index * self.batch_size)

@@ -1,0 +1,1 @@
+"""Virtual time: the machines of `protocol` driven by a seeded world instead of processes."""
