@@ -1,0 +1,1 @@
+"""What a rank sees of averaging: its model as one flat layout, and the plane that seals and adopts it."""

@@ -1,0 +1,1 @@
+"""What one process trains: a rank of a run, or the whole run alone."""

@@ -1,0 +1,223 @@
+"""The life of a rank between Welcome and Stop: listen, adopt, seal, train one batch, and again.
+
+It knows its leases, a plane that seals and adopts, and the work of one batch; nothing of sockets, memory or torch.
+Everything the controller says takes effect at a step boundary, and only there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+
+from flodl.errors import WireError
+from flodl.protocol.messages import (
+    Adopted,
+    BatchRange,
+    Commit,
+    Continue,
+    Evaluated,
+    FromRank,
+    Grant,
+    Leaving,
+    Paused,
+    Progress,
+    Recall,
+    Recalled,
+    Resumed,
+    Sealed,
+    SealNow,
+    Seed,
+    Stop,
+    ToRank,
+    Window,
+)
+from flodl.rank.leases import Lease, Leases
+from flodl.rank.tally import Tally, Trained
+
+PROGRESS_S = 0.5
+"""In a window of known length, progress is told this often; in an open one after each batch."""
+
+
+class Line(Protocol):
+    """The link to the controller."""
+
+    def receive(self, wait: bool) -> list[ToRank]:
+        """What has arrived, in order; with `wait`, at least one message, however long that takes."""
+
+    def send(self, message: FromRank) -> None: ...
+
+
+class Plane(Protocol):
+    """The rank's parameters as others see them (averaging/cpu.py)."""
+
+    @property
+    def keeps_steps(self) -> bool: ...
+    def seal(self) -> None: ...
+    def adopt(self, buffer: int, overwrite: bool) -> int: ...
+    def showing(self, buffer: int) -> AbstractContextManager[None]: ...
+
+
+class Work(Protocol):
+    """What the rank does with its leases."""
+
+    def follow(self, upcoming: Leases) -> None:
+        """The leases held changed: read ahead along them, drop what is no longer held."""
+
+    def train(self, lease: Lease, upcoming: Leases) -> Trained: ...
+    def forget(self) -> None: ...
+    def evaluate(self, epoch: int) -> dict[str, float]: ...
+
+
+class RankLoop:
+    """One rank's loop. `step` counts the batches of this process; `current` is the batch in work, for a failure."""
+
+    def __init__(self, line: Line, plane: Plane, work: Work, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line = line
+        self._plane = plane
+        self._work = work
+        self._clock = clock
+        self._leases = Leases()
+        self._window: Window | None = None
+        self._ahead = 0  # batches that may still be trained without a window, while the round runs
+        self._commit: Commit | None = None
+        self._is_sealing = False
+        self._is_stopping = False
+        self._tally = Tally()
+        self._told_at = float("-inf")
+        self.step = 0
+        self.current: Lease | None = None
+
+    def run(self) -> None:
+        """Until Stop. Whatever the work raises passes through."""
+        while True:
+            for message in self._line.receive(wait=not self._has_work()):
+                self._handle(message)
+            if self._is_stopping:
+                break
+            if self._commit is not None:
+                self._adopt(self._commit)
+            if self._must_seal():
+                self._seal()
+            if self._may_train():
+                self._train()
+        self._line.send(Leaving(self.step))
+
+    # ---- what to do
+
+    def _has_work(self) -> bool:
+        return self._commit is not None or self._must_seal() or self._may_train()
+
+    def _must_seal(self) -> bool:
+        window = self._window
+        if window is None:
+            return False
+        return self._is_sealing or (window.batches is not None and self._tally.batches >= window.batches)
+
+    def _may_train(self) -> bool:
+        """Within the window, or ahead of the next one; only batches that are leased."""
+        return bool(self._leases) and not self._must_seal() and (self._window is not None or self._ahead > 0)
+
+    # ---- what the controller says
+
+    def _handle(self, message: ToRank) -> None:
+        match message:
+            case Seed(round):
+                self._plane.seal()
+                self._send_sealed(round)
+            case Grant(batches):
+                self._grant(batches)
+            case Commit():
+                self._commit = message if self._commit is None else _latest(self._commit, message)
+                self._grant(message.grant)
+            case Continue(window, grant):
+                self._window = window
+                self._grant(grant)
+            case SealNow(round):
+                self._is_sealing = self._window is not None and self._window.round == round
+            case Recall(keep):
+                first = self._leases.recall(keep)
+                self._work.follow(self._leases)
+                self._line.send(Recalled() if first is None else Recalled(first.epoch, first.index))
+            case Stop():
+                self._is_stopping = True
+            case _:
+                raise WireError(f"the controller sent {type(message).__name__} to a rank that is admitted")
+
+    def _grant(self, batches: tuple[BatchRange, ...]) -> None:
+        if batches:
+            self._leases.grant(batches)
+            self._work.follow(self._leases)
+
+    # ---- what the rank does
+
+    def _adopt(self, commit: Commit) -> None:
+        self._commit = None
+        ahead = self._tally.batches
+        taken = self._plane.adopt(commit.buffer, commit.excluded)
+        if commit.excluded:
+            self._work.forget()
+        kept = ahead if self._plane.keeps_steps and not commit.excluded else 0
+        self._window, self._ahead, self._is_sealing = commit.window, 0, False
+        self._line.send(Adopted(commit.round, self.step, taken, kept))
+        if commit.evaluate:
+            self._evaluate(commit)
+
+    def _evaluate(self, commit: Commit) -> None:
+        """On the committed state; afterwards the rank goes on from where it was, bit for bit."""
+        began = self._clock()
+        self._line.send(Paused("evaluate"))
+        with self._plane.showing(commit.buffer):
+            for epoch in commit.evaluate:
+                started = self._clock()
+                metrics = self._work.evaluate(epoch)
+                self._line.send(Evaluated(epoch, commit.round, metrics, self._clock() - started))
+        self._line.send(Resumed("evaluate", self._clock() - began))
+
+    def _seal(self) -> None:
+        assert self._window is not None
+        self._plane.seal()
+        window, self._window = self._window, None
+        self._ahead, self._is_sealing = window.run_ahead, False
+        self._send_sealed(window.round)
+
+    def _send_sealed(self, round: int) -> None:
+        tally, self._tally = self._tally, Tally()
+        if tally.pause_ms > 0.0:
+            self._line.send(Resumed("callbacks", tally.pause_ms / 1e3))
+        self._line.send(
+            Sealed(round, self.step, tally.batches, tally.samples, tally.report(), tally.losses(), tally.factor)
+        )
+
+    def _train(self) -> None:
+        """One batch. The process's first may compile: it is a declared pause, its cost is in the window's report."""
+        lease = self.current = self._leases.next()
+        is_first = self.step == 0
+        if is_first:
+            self._line.send(Paused("first batch"))
+        trained = self._work.train(lease, self._leases)
+        if is_first:
+            self._line.send(Resumed("first batch", 0.0))
+        self.current = None
+        self.step += 1
+        self._tally.add(lease, trained)
+        if self._window is None:
+            self._ahead -= 1
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        now = self._clock()
+        is_open = self._window is not None and self._window.batches is None
+        if is_open or now - self._told_at >= PROGRESS_S:
+            self._told_at = now
+            self._line.send(Progress(self.step, self._tally.batches, self._tally.last_loss))
+
+
+def _latest(earlier: Commit, later: Commit) -> Commit:
+    """Two commits before one boundary: the later state counts, and whatever was asked for with the earlier."""
+    return msgspec.structs.replace(
+        later, excluded=earlier.excluded or later.excluded, evaluate=(*earlier.evaluate, *later.evaluate)
+    )
