@@ -1,0 +1,294 @@
+"""A run of several ranks on this host, from plan to result.json: everything is opened here, and everything ended."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import math
+import os
+import platform
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flodl.errors import NativeError, RunFailed
+from flodl.native import INSTALL_PAGE, Endpoint, build_info
+from flodl.plan import Plan, plan_to_dict
+from flodl.plan.refusal import refused
+from flodl.processes.clock import RunClock
+from flodl.processes.consensus import CONSENSUS, write_consensus, write_json
+from flodl.processes.driver import Death, Driver, Performers
+from flodl.processes.output import Console, RawLog
+from flodl.processes.perform_memory import MemoryPerformer, MemorySettings, OuterStep
+from flodl.processes.perform_processes import RankPerformer
+from flodl.processes.perform_records import SCHEDULE, RecordFiles, RecordPerformer, View
+from flodl.processes.result import RESULT, RunFacts, finite, result_of
+from flodl.processes.signals import Signals
+from flodl.processes.spawn import SpawnSettings, asked_threads
+from flodl.protocol.controller import Controller
+from flodl.protocol.effects import EndRun
+from flodl.protocol.settings import ControllerSettings
+from flodl.records.schedule import warn_on_stderr
+
+# The controller ends a run when every rank is gone, or by killing them: what is left then has this long.
+LAST_GRACE_S = 1.0
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A run to be made. command: argv that leads to the same run() again (or to the entry), in `directory` and with
+    `environment`. earlier: run directories of the script's run() calls before this one, which is number `ordinal`.
+    evaluates: the user gave an evaluate function. quiet: ranks' lines go to their logs only."""
+
+    plan: Plan
+    dataset_length: int
+    run: str
+    run_directory: str
+    command: tuple[str, ...]
+    directory: str
+    environment: dict[str, str]
+    entry: str | None = None
+    earlier: tuple[str, ...] = ()
+    ordinal: int = 0
+    view: View | None = None
+    evaluates: bool = False
+    quiet: bool = False
+
+
+def launch(request: LaunchRequest) -> dict[str, Any]:
+    """Trains, and gives the result that is also in <run_directory>/result.json.
+
+    Raises RunFailed with the reason, the rank's traceback and the log; PlanError where nothing was started;
+    KeyboardInterrupt or SystemExit where the user ended the run, after what is committed has been saved.
+    No process, thread or descriptor of the run is left on any way out.
+    """
+    refuse_platform(sys.platform)
+    directory = _make_directory(request.run_directory)
+    with contextlib.ExitStack() as stack:
+        run = _Run(request, directory, stack)
+        controller = Controller(run.settings)
+        try:
+            end = run.driver.run(controller)
+        except BaseException:
+            run.driver.end_ranks(0.0)
+            raise
+        death = run.driver.death
+        run.driver.end_ranks(0.0 if end.failed else LAST_GRACE_S)
+        result = run.save(controller.summary())
+        if run.driver.interruption:
+            raise _interruption(run.driver.interruption, directory)
+        if end.failed:
+            raise _failure(request.run, end, death, result, directory)
+        if result["save_error"]:
+            raise RunFailed(
+                f"run {request.run} trained to its end, but its result could not be saved: {result['save_error']}\n"
+                f"Make room or give write access in {directory}, and run again or resume from a checkpoint.",
+                reason=result["save_error"],
+                log_path=str(directory / SCHEDULE),
+            )
+        return result
+
+
+def controller_settings(request: LaunchRequest) -> ControllerSettings:
+    """The plan in the controller's words."""
+    plan = request.plan
+    outer, loader, cluster = plan.outer, plan.data.loader, plan.cluster
+    return ControllerSettings(
+        world_size=cluster.world_size,
+        mode=plan.mode,
+        dataset_length=plan.data.samples_per_epoch(request.dataset_length),
+        batch_size=plan.data.batch_size,
+        epochs=plan.data.epochs,
+        samples=plan.data.samples,
+        anchor=plan.cadence.anchor,
+        overhead_target=plan.cadence.overhead_target,
+        guard=plan.cadence.guard,
+        max_ratio=plan.cadence.max_ratio,
+        gamma=plan.averaging.gamma,
+        respawn=cluster.respawn,
+        max_failures=cluster.max_failures,
+        stall_s=math.inf if cluster.debug_rank is not None else cluster.stall_s,
+        prefetch=max(1, loader.workers) * loader.prefetch,
+        evaluates=request.evaluates,
+        eval_rank=cluster.eval_rank,
+        outer_min_window=outer.min_window if outer is not None and outer.warm == "stretch" else 0,
+        plan=plan_to_dict(plan),
+    )
+
+
+def refuse_platform(name: str) -> None:
+    """Raises NativeError where several ranks on one host cannot be run yet (Windows)."""
+    if name == "win32":
+        raise NativeError(
+            "several ranks on one host need socket pairs and process groups, which this version has no code for on "
+            f'Windows\nTrain on one device (mode="solo"), or use Linux, macOS or WSL 2: {INSTALL_PAGE}',
+            install_page=INSTALL_PAGE,
+        )
+
+
+class _Run:
+    """Everything that a run holds open; `stack` closes it in reverse."""
+
+    def __init__(self, request: LaunchRequest, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._request = request
+        self._directory = directory
+        self._clock = RunClock()
+        self.settings = controller_settings(request)
+        plan = request.plan
+        is_debugged = plan.cluster.debug_rank is not None
+        spawning = _spawn_settings(request, directory)
+        averaging_threads = min(2, _cores())
+        detect_s = plan.cluster.detect_s
+        endpoint = Endpoint(min(1.0, detect_s / 5), 0.0 if is_debugged else detect_s)
+        stack.callback(endpoint.close)
+        signals = stack.enter_context(Signals(endpoint.signal_descriptor()))
+        records = RecordPerformer(_open_files(directory), self._clock, request.view)
+        stack.callback(records.close)
+        logs = _Logs(directory)
+        stack.callback(logs.close)
+        ranks = RankPerformer(endpoint, spawning, logs.of, Console(request.quiet))
+        memory_settings = MemorySettings(_outer_step(plan), averaging_threads, self.settings.batches_per_epoch)
+        self._memory = MemoryPerformer(endpoint, memory_settings, records, ranks.send_with)
+        stack.callback(self._memory.close)
+        self.driver = Driver(endpoint, Performers(ranks, self._memory, records), signals, self._clock)
+        records.record("head", _head(request, spawning.threads, averaging_threads))
+        if is_debugged:
+            warn_on_stderr(f"rank {plan.cluster.debug_rank} runs under pdb: limits of silence and stalls are off")
+
+    def save(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Writes consensus.safetensors (if a round was committed) and result.json. save_error: what failed, or ""."""
+        committed, layout = self._memory.committed, self._memory.layout
+        error = ""
+        try:
+            if committed is not None and layout is not None:
+                write_consensus(self._directory / CONSENSUS, layout, committed, self._memory.read_committed)
+        except OSError as failure:
+            error = f"{CONSENSUS}: {failure.strerror or failure}"
+        facts = RunFacts(self._request.plan, self._request.run, self._clock.real(), committed, self.driver.interruption)
+        result: dict[str, Any] = finite(result_of(summary, facts))
+        result["save_error"] = error
+        try:
+            write_json(self._directory / RESULT, result)
+        except OSError as failure:
+            result["save_error"] = error or f"{RESULT}: {failure.strerror or failure}"
+        return result
+
+
+class _Logs:
+    """One raw log per rank, for all its generations."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._logs: dict[int, RawLog] = {}
+
+    def of(self, rank: int) -> RawLog:
+        return self._logs.setdefault(rank, RawLog(_log_path(self._directory, rank)))
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+
+
+def _log_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.log"
+
+
+def _make_directory(path: str) -> Path:
+    directory = Path(os.path.abspath(path))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused(
+            "run_directory", path, "a folder that can be written", why=error.strerror or str(error)
+        ) from error
+    return directory
+
+
+def _open_files(directory: Path) -> RecordFiles:
+    try:
+        return RecordFiles.open(directory)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise refused("run_directory", str(directory), "a folder that can be written", why=why) from error
+
+
+def _spawn_settings(request: LaunchRequest, directory: Path) -> SpawnSettings:
+    from flodl.devices.cpu import threads_per_rank
+
+    world_size = request.plan.cluster.world_size
+    return SpawnSettings(
+        run=request.run,
+        run_directory=str(directory),
+        command=request.command,
+        directory=request.directory,
+        environment=request.environment,
+        plan=plan_to_dict(request.plan),
+        threads=asked_threads(request.environment) or threads_per_rank(world_size),
+        ordinal=request.ordinal,
+        entry=request.entry,
+        earlier=request.earlier,
+        sys_path=tuple(sys.path) if request.entry is not None else (),
+        debug_rank=request.plan.cluster.debug_rank,
+    )
+
+
+def _outer_step(plan: Plan) -> OuterStep:
+    return OuterStep() if plan.outer is None else OuterStep(plan.outer.rule, plan.outer.lr, plan.outer.momentum)
+
+
+def _cores() -> int:
+    from flodl.devices.cpu import usable_cores
+
+    return usable_cores()
+
+
+def _head(request: LaunchRequest, rank_threads: int, averaging_threads: int) -> dict[str, Any]:
+    """The first line of the schedule: what a replay and a reader need to know."""
+    return {
+        "run": request.run,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {name: _version(name) for name in ("flodl", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        "native": build_info(),
+        "platform": platform.platform(),
+        "cores": _cores(),
+        "threads": {"rank": rank_threads, "averaging": averaging_threads},
+        "pid": os.getpid(),
+        "dataset_length": request.dataset_length,
+        "plan": plan_to_dict(request.plan),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _failure(run: str, end: EndRun, death: Death | None, result: dict[str, Any], directory: Path) -> RunFailed:
+    log = directory / SCHEDULE if death is None else _log_path(directory, death.rank)
+    kept = "nothing was committed"
+    if result["committed_round"] is not None:
+        kept = f"round {result['committed_round']} is kept in {directory / CONSENSUS}"
+        if result["save_error"]:
+            kept = f"round {result['committed_round']} could not be saved ({result['save_error']})"
+    traceback = end.traceback or (death.words if death is not None else "")
+    reason = " ".join(end.reason.split())
+    said = f"\n\n{traceback.rstrip()}" if traceback else ""
+    return RunFailed(
+        f"run {run} failed: {reason}\nThe log is {log}; {kept}.{said}",
+        reason=end.reason,
+        log_path=str(log),
+        rank_traceback=traceback,
+    )
+
+
+def _interruption(name: str, directory: Path) -> BaseException:
+    """What a Ctrl-C or the named signal does to a program that does not handle it, now that all is saved."""
+    if name == "Ctrl-C":
+        return KeyboardInterrupt(f"the run was ended by Ctrl-C; what it committed is in {directory}")
+    return SystemExit(128 + signal.Signals[name])
