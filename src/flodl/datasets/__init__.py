@@ -1,0 +1,1 @@
+"""Data sets that a directory holds, read without downloading anything."""
