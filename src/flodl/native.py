@@ -63,6 +63,7 @@ __all__ = [
     "isa",
     "outer_step",
     "pointer",
+    "stream_probe",
     "weighted_sum",
 ]
 
@@ -258,3 +259,18 @@ def distance_sq(a: TensorLike, b: TensorLike) -> float:
     place = pointer(b, writable=False)
     _same(count, dtype, b=place)
     return by_address.distance_sq(address, place[0], dtype, count)
+
+
+def stream_probe(kind: str, dst: TensorLike, src: TensorLike | None = None, *, threads: int, streams: int) -> float:
+    """Seconds that a bare pass over memory takes: the bound of whatever reads and writes as much.
+
+    kind: copy (dst = src, past the cache) or update (dst read and written back in place, values kept).
+    threads: 1 to 256, in chunks of 1 MiB; streams: 1, or 4 places at a time in each chunk.
+    """
+    address, dtype, count = pointer(dst, writable=True)
+    source = 0
+    if src is not None:
+        place = pointer(src, writable=False)
+        _same(count, dtype, src=place)
+        source = place[0]
+    return by_address.stream_probe(kind, address, source, count * _DTYPE_BYTES[dtype], threads, streams)
