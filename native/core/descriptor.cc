@@ -37,13 +37,17 @@ Result<Pipe> make_pipe() {
 
 Status set_close_on_exec(int descriptor) {
   const int flags = ::fcntl(descriptor, F_GETFD);
-  if (flags < 0 || ::fcntl(descriptor, F_SETFD, flags | FD_CLOEXEC) < 0) return Status::from_errno("fcntl(FD_CLOEXEC)", errno);
+  if (flags < 0 || ::fcntl(descriptor, F_SETFD, flags | FD_CLOEXEC) < 0) {
+    return Status::from_errno("fcntl(FD_CLOEXEC)", errno);
+  }
   return {};
 }
 
 Status set_non_blocking(int descriptor) {
   const int flags = ::fcntl(descriptor, F_GETFL);
-  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) < 0) return Status::from_errno("fcntl(O_NONBLOCK)", errno);
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) < 0) {
+    return Status::from_errno("fcntl(O_NONBLOCK)", errno);
+  }
   return {};
 }
 

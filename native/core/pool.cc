@@ -17,10 +17,10 @@ namespace {
 struct Job {
   std::size_t count;
   std::function<void(std::size_t)> task;
-  std::function<void()> done;          // may be empty
+  std::function<void()> done;           // may be empty
   std::atomic<std::size_t> claimed{0};  // passes `count`: every thread that finds nothing adds one
   std::atomic<std::size_t> finished{0};
-  bool is_ended = false;               // guarded by the pool's mutex
+  bool is_ended = false;  // guarded by the pool's mutex
 
   Job(std::size_t n, std::function<void(std::size_t)> body, std::function<void()> end)
       : count(n), task(std::move(body)), done(std::move(end)) {}
@@ -35,7 +35,9 @@ struct Pool::State {
   bool is_stopping = false;
   std::vector<std::thread> threads;
 
-  bool has_work() const { return !jobs.empty() && jobs.front()->claimed.load() < std::max<std::size_t>(jobs.front()->count, 1); }
+  bool has_work() const {
+    return !jobs.empty() && jobs.front()->claimed.load() < std::max<std::size_t>(jobs.front()->count, 1);
+  }
 
   void push(std::shared_ptr<Job> job) {
     std::lock_guard lock(mutex);

@@ -106,7 +106,7 @@ bool is_opened_read_only(int descriptor) { return (::fcntl(descriptor, F_GETFL) 
 
 Status touch(std::byte* data, std::size_t bytes, Access access) {
 #if defined(__linux__)
-  constexpr int kPopulateRead = 22;   // MADV_POPULATE_READ and _WRITE, Linux 5.14; older C libraries do not name them
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ and _WRITE, Linux 5.14; older C libraries do not name them
   constexpr int kPopulateWrite = 23;
   const int advice = access == Access::read_write ? kPopulateWrite : kPopulateRead;
   int outcome = 0;
@@ -150,7 +150,7 @@ Result<SharedMemory> SharedMemory::create(std::size_t bytes) {
 
 Result<SharedMemory> SharedMemory::adopt(int descriptor, Access access) {
   Descriptor owned(descriptor);
-  struct stat about {};
+  struct stat about{};
   if (::fstat(descriptor, &about) != 0) return Status::from_errno("fstat of shared memory", errno);
   if (about.st_size <= 0) return Status(Code::invalid_argument, "the descriptor holds no memory: its size is 0");
   if (Status status = set_close_on_exec(descriptor); !status.is_ok()) return status;

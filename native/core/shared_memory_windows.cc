@@ -1,4 +1,5 @@
-// An unnamed mapping on Windows is a HANDLE, which the descriptors of this contract cannot carry: refused, not imitated.
+// An unnamed mapping on Windows is a HANDLE, which the descriptors of this contract cannot carry: refused, not
+// imitated.
 #include <utility>
 
 #include "flodl/memory.h"

@@ -37,7 +37,8 @@ constexpr double kNever = 3600.0;
 
 // Two endpoints with one link between them.
 struct ConnectedEndpoints {
-  explicit ConnectedEndpoints(const EndpointOptions& options = {}) : a(make_endpoint(options)), b(make_endpoint(options)) {
+  explicit ConnectedEndpoints(const EndpointOptions& options = {})
+      : a(make_endpoint(options)), b(make_endpoint(options)) {
     SocketPair sockets = make_socket_pair();
     link_a = add_link(*a, std::move(sockets.ours), 1);
     link_b = add_link(*b, std::move(sockets.theirs), 2);
@@ -76,8 +77,8 @@ void write_all(int socket, std::span<const std::byte> bytes) {
 
 // The inode tells whether two descriptors are the same memory.
 bool is_same_memory(int descriptor, const SharedMemory& memory) {
-  struct stat a {};
-  struct stat b {};
+  struct stat a{};
+  struct stat b{};
   return ::fstat(descriptor, &a) == 0 && ::fstat(memory.descriptor(), &b) == 0 && a.st_ino == b.st_ino;
 }
 
@@ -189,7 +190,8 @@ TEST_CASE("nothing stays open behind an endpoint") {
     REQUIRE(both.a->send(stuck, bytes_of(large), one).is_ok());
     REQUIRE(both.a->send(stuck, bytes_of("never written"), one).is_ok());
     REQUIRE(both.a->watch_child(idle.pid(), false).is_ok());
-    REQUIRE(both.a->add_stream(std::move(make_pipe().value()).read_end.release()).is_ok());
+    Pipe pipe = std::move(make_pipe().value());
+    REQUIRE(both.a->add_stream(pipe.read_end.release()).is_ok());
     EventLog log(*both.b);
     CHECK(text_of(log.next(EventKind::message, both.link_b).payload) == "taken");
     // Received by the I/O thread and never taken from the queue: that it was is seen by its descriptor only.
@@ -384,7 +386,8 @@ TEST_CASE("an idle peer is kept alive by heartbeats alone") {
   SocketPair idle = make_socket_pair();
   const std::uint64_t idle_link = add_link(*judge, std::move(idle.ours));
   add_link(*peer, std::move(idle.theirs));
-  const std::uint64_t quiet_link = add_link(*judge, std::move(quiet.ours));  // nobody sends here: the clock of this test
+  // Nobody sends here: the clock of this test.
+  const std::uint64_t quiet_link = add_link(*judge, std::move(quiet.ours));
   EventLog log(*judge);
   CHECK(log.next(EventKind::link_silent, quiet_link).seconds >= 1.2);
   CHECK_FALSE(log.find([&](const Event& e) { return e.id == idle_link; }, 1.3).has_value());
@@ -408,15 +411,16 @@ TEST_CASE("a judge that was stopped does not blame its peers") {
     ::raise(SIGSTOP);
     const std::vector<Event> events = endpoint.value()->wait(testing::kLongestWait_s);
     if (events.size() != 1 || events[0].kind != EventKind::link_silent) return 2;
-    return events[0].seconds < 1.0 ? 0 : 3;  // counted from when it ran again
+    return events[0].seconds < 2.0 ? 0 : 3;  // counted from when it ran again
   });
   REQUIRE(::waitpid(judge.pid(), nullptr, WUNTRACED) == judge.pid());
   // How long it stands still is what is tested: beyond its silence, by more than a second.
   pollfd nothing{sockets.theirs.get(), POLLIN, 0};
-  CHECK(::poll(&nothing, 1, 1500) == 0);
+  CHECK(::poll(&nothing, 1, 2500) == 0);
   judge.signal(SIGCONT);
   const int status = judge.wait_for_end();
-  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("a stopped peer falls silent once and is heard again") {

@@ -170,7 +170,8 @@ TEST_CASE("what cannot be memory is refused, and its descriptor closed") {
 }
 
 TEST_CASE("too much memory is an error, not a dead process") {
-  std::vector<std::size_t> sizes = {std::numeric_limits<std::size_t>::max(), std::size_t{1} << 62, std::size_t{1} << 46};
+  std::vector<std::size_t> sizes = {std::numeric_limits<std::size_t>::max(), std::size_t{1} << 62,
+                                    std::size_t{1} << 46};
   if (const auto available = available_memory()) sizes.push_back(*available + (std::size_t{1} << 32));
   for (const std::size_t bytes : sizes) {
     CAPTURE(bytes);

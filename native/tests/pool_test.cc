@@ -90,9 +90,9 @@ TEST_CASE("the end of a job may start the next") {
   Pool pool(2);
   std::atomic<int> calls{0};
   std::promise<void> ended;
-  pool.start(3, [&](std::size_t) { ++calls; }, [&] {
-    pool.start(4, [&](std::size_t) { ++calls; }, [&] { ended.set_value(); });
-  });
+  pool.start(
+      3, [&](std::size_t) { ++calls; },
+      [&] { pool.start(4, [&](std::size_t) { ++calls; }, [&] { ended.set_value(); }); });
   ended.get_future().get();
   CHECK(calls == 7);
 }

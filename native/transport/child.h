@@ -9,7 +9,7 @@ namespace flodl {
 Status check_child(int pid);
 
 struct ChildEnd {
-  int status = 0;      // exit code, or -signal
+  int status = 0;        // exit code, or -signal
   bool is_known = true;  // false: somebody else reaped it first, and its status is lost
 };
 // The child has exited. Kills its process group first if asked: as long as the leader is not reaped, its number cannot

@@ -27,10 +27,12 @@ EventQueue::Clock::time_point deadline_after(double timeout_s) {
 
 Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& options) {
   if (!(options.heartbeat_s > 0)) {
-    return Status(Code::invalid_argument, "heartbeat_s is " + std::to_string(options.heartbeat_s) + ", must be above 0");
+    return Status(Code::invalid_argument,
+                  "heartbeat_s is " + std::to_string(options.heartbeat_s) + ", must be above 0");
   }
   if (!(options.silence_s >= 0)) {
-    return Status(Code::invalid_argument, "silence_s is " + std::to_string(options.silence_s) + ", must not be below 0");
+    return Status(Code::invalid_argument,
+                  "silence_s is " + std::to_string(options.silence_s) + ", must not be below 0");
   }
   Result<std::unique_ptr<Poller>> poller = Poller::create();
   if (!poller.is_ok()) return poller.status();

@@ -15,7 +15,8 @@ constexpr std::size_t kKindAt = 5;
 constexpr std::size_t kDescriptorsAt = 6;
 constexpr std::size_t kGenerationAt = 8;
 constexpr std::size_t kLengthAt = 12;
-constexpr std::size_t kKeptCapacity = std::size_t{1} << 20;  // a decoder gives back what a large frame needed beyond this
+// A decoder gives back what a large frame needed beyond this.
+constexpr std::size_t kKeptCapacity = std::size_t{1} << 20;
 
 template <typename T>
 void store(std::span<std::byte> bytes, std::size_t at, T value) {
@@ -56,11 +57,14 @@ std::array<std::byte, kFrameHeaderBytes> encode_header(const FrameHeader& header
 
 Result<FrameHeader> decode_header(std::span<const std::byte, kFrameHeaderBytes> bytes) {
   const auto magic = load<std::uint32_t>(bytes, kMagicAt);
-  if (magic != kFrameMagic) return Status(Code::wire, "frame magic is " + hex(magic) + ", expected " + hex(kFrameMagic));
+  if (magic != kFrameMagic) {
+    return Status(Code::wire, "frame magic is " + hex(magic) + ", expected " + hex(kFrameMagic));
+  }
   const auto version = load<std::uint8_t>(bytes, kVersionAt);
   if (version != kFrameVersion) return refused("version", version, std::to_string(kFrameVersion));
   const auto kind = load<std::uint8_t>(bytes, kKindAt);
-  if (kind != static_cast<std::uint8_t>(FrameKind::control) && kind != static_cast<std::uint8_t>(FrameKind::heartbeat)) {
+  if (kind != static_cast<std::uint8_t>(FrameKind::control) &&
+      kind != static_cast<std::uint8_t>(FrameKind::heartbeat)) {
     return refused("kind", kind, "1 (control) or 2 (heartbeat)");
   }
   FrameHeader header;

@@ -33,13 +33,11 @@ void LocalEndpoint::run() {
     auto timeout = std::chrono::nanoseconds(-1);
     if (deadline) timeout = std::max(std::chrono::nanoseconds(*deadline - Clock::now()), std::chrono::nanoseconds(0));
     const std::vector<Poller::Ready> all_ready = poller_->wait(timeout);
-    if (deadline) {
-      Lock lock(mutex_);
-      liveness_.woke(*deadline, Clock::now());
-    }
+    const Liveness::Time woke = Clock::now();
     // Reading comes before judging: what arrived while this thread slept counts as heard.
     for (const Poller::Ready& ready : all_ready) dispatch(ready);
-    tick();
+    // A deadline that came up meanwhile is judged in the next turn, which knows how late it is.
+    if (deadline && woke >= *deadline) tick(*deadline, woke);
   }
 }
 
@@ -201,11 +199,12 @@ void LocalEndpoint::read_signals() {
   for (ssize_t i = 0; i < count; ++i) queue_.post(event_of(EventKind::signal, numbers[static_cast<std::size_t>(i)]));
 }
 
-void LocalEndpoint::tick() {
+void LocalEndpoint::tick(Liveness::Time planned, Liveness::Time woke) {
   Liveness::Due due;
   {
     Lock lock(mutex_);
-    due = liveness_.due(Clock::now());
+    liveness_.woke(planned, woke);
+    due = liveness_.due(woke);
     for (const std::uint64_t id : due.heartbeats) {
       const LinkPointer state = find_link(id);
       if (!state) continue;

@@ -16,8 +16,8 @@ Status Link::check(std::span<const std::byte> payload, std::span<const int> desc
                                               std::to_string(kMaxFrameBytes) + " fit");
   }
   if (descriptors.size() > kMaxDescriptors) {
-    return Status(Code::invalid_argument, "a frame with " + std::to_string(descriptors.size()) + " descriptors; at most " +
-                                              std::to_string(kMaxDescriptors) + " fit");
+    return Status(Code::invalid_argument, "a frame with " + std::to_string(descriptors.size()) +
+                                              " descriptors; at most " + std::to_string(kMaxDescriptors) + " fit");
   }
   for (const int descriptor : descriptors) {
     if (::fcntl(descriptor, F_GETFD) < 0) {
@@ -67,7 +67,8 @@ Status Link::send_heartbeat() {
   return enqueue(std::span(head).subspan(sent.bytes), {}, {});
 }
 
-Status Link::enqueue(std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> descriptors) {
+Status Link::enqueue(std::span<const std::byte> head, std::span<const std::byte> body,
+                     std::span<const int> descriptors) {
   Outgoing out;
   for (const int descriptor : descriptors) {
     Result<Descriptor> copy = duplicate_descriptor(descriptor);

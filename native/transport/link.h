@@ -1,7 +1,7 @@
 // One link: a local socket that carries frames and, with them, descriptors.
 //
-// Knows neither threads nor pollers. The writing half is guarded by the endpoint's mutex, the reading half belongs to the
-// I/O thread; the two share nothing but the socket.
+// Knows neither threads nor pollers. The writing half is guarded by the endpoint's mutex, the reading half belongs to
+// the I/O thread; the two share nothing but the socket.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,10 @@ struct Incoming {
 };
 
 struct Reading {
-  std::size_t bytes = 0;            // heartbeats count here and appear nowhere else
-  std::vector<Incoming> messages;   // also those that came before the end
+  std::size_t bytes = 0;           // heartbeats count here and appear nowhere else
+  std::vector<Incoming> messages;  // also those that came before the end
   bool has_ended = false;
-  std::string reason;               // why it ended
+  std::string reason;  // why it ended
 };
 
 class Link {

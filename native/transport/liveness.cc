@@ -41,7 +41,7 @@ std::optional<double> Liveness::heard(std::uint64_t link, Time now) {
 void Liveness::woke(Time planned, Time now) {
   if (now - planned <= std::chrono::seconds(1)) return;
   for (auto& [link, ages] : links_) {
-    if (!ages.is_silent) ages.heard = now;
+    if (!ages.is_silent) ages.heard = std::max(ages.heard, now);
   }
 }
 

@@ -27,7 +27,7 @@ class Liveness {
   void woke(Time planned, Time now);
 
   struct Due {
-    std::vector<std::uint64_t> heartbeats;                  // counted as sent
+    std::vector<std::uint64_t> heartbeats;                 // counted as sent
     std::vector<std::pair<std::uint64_t, double>> silent;  // link and age in seconds; once per silence
   };
   Due due(Time now);

@@ -42,10 +42,11 @@ class LocalEndpoint final : public Endpoint {
 
   // All fields but the reading half of `link` are guarded by mutex_. Only the I/O thread removes and closes.
   struct LinkState {
-    LinkState(std::uint64_t id, Descriptor socket, std::uint32_t generation) : link(id, std::move(socket), generation) {}
+    LinkState(std::uint64_t id, Descriptor socket, std::uint32_t generation)
+        : link(id, std::move(socket), generation) {}
     Link link;
     bool is_lifeline = false;
-    bool is_closing = false;       // close_link() was called
+    bool is_closing = false;  // close_link() was called
     bool is_watching_writes = false;
     std::size_t unread_bytes = 0;  // posted, not yet taken by wait()
   };
@@ -79,7 +80,7 @@ class LocalEndpoint final : public Endpoint {
   void read_stream(std::uint64_t stream);
   void end_child(std::uint64_t token);
   void read_signals();
-  void tick();
+  void tick(Liveness::Time planned, Liveness::Time woke);
 
   const int creator_pid_;
   const std::unique_ptr<Poller> poller_;

@@ -35,7 +35,9 @@ class EpollPoller : public Poller {
  public:
   EpollPoller(Descriptor epoll, Descriptor waker) : epoll_(std::move(epoll)), waker_(std::move(waker)) {}
 
-  Status add(int descriptor, std::uint64_t token) override { return control(EPOLL_CTL_ADD, descriptor, EPOLLIN, token); }
+  Status add(int descriptor, std::uint64_t token) override {
+    return control(EPOLL_CTL_ADD, descriptor, EPOLLIN, token);
+  }
 
   Status watch_writes(int descriptor, std::uint64_t token, bool wanted) override {
     return control(EPOLL_CTL_MOD, descriptor, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, token);
@@ -62,7 +64,8 @@ class EpollPoller : public Poller {
 
   std::vector<Ready> wait(std::chrono::nanoseconds timeout) override {
     std::array<epoll_event, 64> events;
-    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds_of(timeout));
+    const int count =
+        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds_of(timeout));
     std::vector<Ready> ready;
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];

@@ -88,7 +88,7 @@ class KqueuePoller : public Poller {
   }
 
   Status change(std::uintptr_t ident, int filter, int flags, unsigned int what, std::uint64_t token) {
-    struct kevent event {};
+    struct kevent event{};
     EV_SET(&event, ident, static_cast<std::int16_t>(filter), static_cast<std::uint16_t>(flags), what, 0,
            reinterpret_cast<void*>(static_cast<std::uintptr_t>(token)));
     if (::kevent(queue_.get(), &event, 1, nullptr, 0, nullptr) != 0) return Status::from_errno("kevent", errno);

@@ -44,11 +44,15 @@ void take_descriptors(msghdr& message, Received& received) {
 Status prepare_socket(int socket) {
   int type = 0;
   socklen_t size = sizeof type;
-  if (::getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return Status::from_errno("a link needs a socket", errno);
+  if (::getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) != 0) {
+    return Status::from_errno("a link needs a socket", errno);
+  }
   if (type != SOCK_STREAM) return Status(Code::invalid_argument, "a link needs a stream socket");
 #if defined(SO_NOSIGPIPE)
   const int on = 1;
-  if (::setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on) != 0) return Status::from_errno("SO_NOSIGPIPE", errno);
+  if (::setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on) != 0) {
+    return Status::from_errno("SO_NOSIGPIPE", errno);
+  }
 #endif
   if (Status status = set_close_on_exec(socket); !status.is_ok()) return status;
   return set_non_blocking(socket);
@@ -56,7 +60,8 @@ Status prepare_socket(int socket) {
 
 Sent send_bytes(int socket, std::span<const std::byte> head, std::span<const std::byte> body,
                 std::span<const int> descriptors) {
-  iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()}, {const_cast<std::byte*>(body.data()), body.size()}};
+  iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()},
+                    {const_cast<std::byte*>(body.data()), body.size()}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = body.empty() ? 1 : 2;
