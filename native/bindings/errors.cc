@@ -1,5 +1,7 @@
 #include "bindings/errors.h"
 
+#include <nanobind/stl/string.h>
+
 namespace nb = nanobind;
 
 namespace flodl::bindings {
