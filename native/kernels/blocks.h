@@ -134,6 +134,7 @@ bool is_all_finite(double sum_of_squares, const typename D::Storage* x, size_t c
 // ---- the hash, see math.h ----
 
 constexpr size_t kWords = 8;
+constexpr size_t kPartBytes = flodl_math::kHashUnitBytes / 2;
 constexpr size_t kRegisterWords = sizeof(Register) / sizeof(uint64_t);
 
 class Hash {
@@ -146,53 +147,66 @@ class Hash {
     }
   }
 
-  // Takes in the next bytes; only the last call of a chunk may bring a broken unit.
+  // Takes in the next bytes: whole parts, but for the last call of a chunk.
   void update(const void* data, size_t bytes) {
     const auto* at = static_cast<const unsigned char*>(data);
-    for (; bytes >= flodl_math::kHashUnitBytes; bytes -= flodl_math::kHashUnitBytes) {
-      absorb_unit(at);
-      at += flodl_math::kHashUnitBytes;
+    for (; bytes >= kPartBytes; bytes -= kPartBytes) {
+      update_part(at);
+      at += kPartBytes;
     }
     if (bytes == 0) return;
-    alignas(64) unsigned char filled[flodl_math::kHashUnitBytes];
+    alignas(64) unsigned char filled[kPartBytes];
     memcpy(filled, at, bytes);
     memset(filled + bytes, 0, sizeof filled - bytes);
-    absorb_unit(filled);
+    update_part(filled);
   }
 
-  uint64_t finish() const {
-    uint64_t folded = seed_;
-    for (size_t i = 0; i < kWords; ++i) folded = flodl_math::hash_fold(folded, lane_[i]);
-    return folded;
-  }
-
- private:
-  void absorb_unit(const unsigned char* unit) {
-    alignas(64) uint64_t sums[kWords];
-    alignas(64) uint64_t products[kWords];
+  // Half a unit, small enough to stand between two groups of loads from memory.
+  void update_part(const void* part) {
+    const auto* words = static_cast<const unsigned char*>(part);
     for (size_t first = 0; first < kWords; first += kRegisterWords) {
       Register key = load(key_ + first);
       const Register step = load(step_ + first);
-      Register sum = zero();
-      Register product = zero();
-      const unsigned char* at = unit + first * sizeof(uint64_t);
-      for (size_t n = 0; n < flodl_math::kHashUnitBytes; n += flodl_math::kHashStripeBytes) {
+      Register sum = load(sum_ + first);
+      Register product = load(product_ + first);
+      const unsigned char* at = words + first * sizeof(uint64_t);
+      for (size_t n = 0; n < kPartBytes; n += flodl_math::kHashStripeBytes) {
         const Register x = bit_xor(load(at + n), key);
         key = add64(key, step);
         sum = add64(sum, x);
         product = add64(product, low_times_high(x));
       }
       store(key_ + first, key);
-      store(sums + first, sum);
-      store(products + first, product);
+      store(sum_ + first, sum);
+      store(product_ + first, product);
     }
-    for (size_t i = 0; i < kWords; ++i) lane_[i] = flodl_math::hash_absorb(lane_[i], sums[i], products[i]);
+    ends_unit_ = !ends_unit_;
+    if (ends_unit_) absorb();
+  }
+
+  uint64_t finish() {
+    if (!ends_unit_) {
+      alignas(64) const unsigned char zeros[kPartBytes] = {};
+      update_part(zeros);
+    }
+    uint64_t folded = seed_;
+    for (size_t i = 0; i < kWords; ++i) folded = flodl_math::hash_fold(folded, lane_[i]);
+    return folded;
+  }
+
+ private:
+  void absorb() {
+    for (size_t i = 0; i < kWords; ++i) lane_[i] = flodl_math::hash_absorb(lane_[i], sum_[i], product_[i]);
+    for (size_t i = 0; i < kWords; ++i) sum_[i] = product_[i] = 0;
   }
 
   uint64_t seed_;
   alignas(64) uint64_t lane_[kWords];
   alignas(64) uint64_t key_[kWords];
   alignas(64) uint64_t step_[kWords];
+  alignas(64) uint64_t sum_[kWords] = {};
+  alignas(64) uint64_t product_[kWords] = {};
+  bool ends_unit_ = true;
 };
 
 // ---- memory ----
@@ -204,6 +218,16 @@ inline void copy_out(void* to, const void* from, size_t bytes, bool streams) {
     stream_copy(to, from, bytes);
   } else {
     memcpy(to, from, bytes);
+  }
+}
+
+// Hashes and copies, in parts: long bursts of stores would hold up the loads behind them.
+inline void hash_and_copy(Hash& hash, void* to, const void* from, size_t bytes, bool streams) {
+  for (size_t at = 0; at < bytes; at += kPartBytes) {
+    const size_t part = smaller(kPartBytes, bytes - at);
+    const auto* source = static_cast<const unsigned char*>(from) + at;
+    hash.update(source, part);
+    if (to != nullptr) copy_out(static_cast<unsigned char*>(to) + at, source, part, streams);
   }
 }
 

@@ -61,10 +61,8 @@ Digest gather(const GatherArguments& given) {
   const auto* src = static_cast<const Storage*>(given.src);
   for (size_t at = 0; at < given.count; at += kBlock) {
     const size_t count = smaller(kBlock, given.count - at);
-    hash.update(src + at, count * sizeof(Storage));
-    if (given.dst != nullptr) {
-      copy_out(static_cast<Storage*>(given.dst) + at, src + at, count * sizeof(Storage), given.streams);
-    }
+    Storage* const dst = given.dst == nullptr ? nullptr : static_cast<Storage*>(given.dst) + at;
+    hash_and_copy(hash, dst, src + at, count * sizeof(Storage), given.streams);
     reduce_storage_norm<D>(norm, whole_block(src + at, count, room));
   }
   if (given.streams) fence_streams();
@@ -74,14 +72,8 @@ Digest gather(const GatherArguments& given) {
 
 // Bytes as they are: no norm, nothing that could be infinite. `count` is bytes.
 Digest gather_bytes(const GatherArguments& given) {
-  constexpr size_t kStep = 4096;
   Hash hash(given.chunk, given.count);
-  const auto* src = static_cast<const unsigned char*>(given.src);
-  for (size_t at = 0; at < given.count; at += kStep) {
-    const size_t bytes = smaller(kStep, given.count - at);
-    hash.update(src + at, bytes);
-    if (given.dst != nullptr) copy_out(static_cast<unsigned char*>(given.dst) + at, src + at, bytes, given.streams);
-  }
+  hash_and_copy(hash, given.dst, given.src, given.count, given.streams);
   if (given.streams) fence_streams();
   return {0.0, hash.finish(), true};
 }

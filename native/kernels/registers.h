@@ -1,6 +1,7 @@
 // The few operations that compilers do not find by themselves, per instruction set: the hash's 32 x 32 -> 64 bit
-// multiply and non-temporal stores. The including file chooses one of FLODL_REGISTERS_AVX512, _AVX2, _SSE2, _NEON;
-// without a choice, plain C++. Everything has internal linkage.
+// multiply, non-temporal stores, and rows of floats whose loads and stores must stay in the order written. The
+// including file chooses one of FLODL_REGISTERS_AVX512, _AVX2, _SSE2, _NEON; without a choice, plain C++. Everything
+// has internal linkage.
 #pragma once
 
 #include <stddef.h>
@@ -13,6 +14,12 @@
 #include <emmintrin.h>
 #elif defined(FLODL_REGISTERS_NEON)
 #include <arm_neon.h>
+#endif
+
+// Rows of floats are written with the operators of GNU vectors; elsewhere the plain loops do the same, bit for bit.
+#if defined(__GNUC__) && (defined(FLODL_REGISTERS_AVX512) || defined(FLODL_REGISTERS_AVX2) || \
+                          defined(FLODL_REGISTERS_SSE2) || defined(FLODL_REGISTERS_NEON))
+#define FLODL_HAS_FLOAT_ROWS
 #endif
 
 namespace flodl::FLODL_VARIANT {
@@ -28,6 +35,11 @@ inline Register add64(Register a, Register b) { return _mm512_add_epi64(a, b); }
 inline Register low_times_high(Register x) { return _mm512_mul_epu32(x, _mm512_srli_epi64(x, 32)); }
 inline void stream(void* to, Register x) { _mm512_stream_si512(static_cast<__m512i*>(to), x); }
 inline void fence_streams() { _mm_sfence(); }
+using Floats = __m512;
+inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
+inline void store_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
+inline void stream_floats(float* to, Floats x) { _mm512_stream_ps(to, x); }
+inline Floats splat(float x) { return _mm512_set1_ps(x); }
 #elif defined(FLODL_REGISTERS_AVX2)
 using Register = __m256i;
 inline Register load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
@@ -38,6 +50,11 @@ inline Register add64(Register a, Register b) { return _mm256_add_epi64(a, b); }
 inline Register low_times_high(Register x) { return _mm256_mul_epu32(x, _mm256_srli_epi64(x, 32)); }
 inline void stream(void* to, Register x) { _mm256_stream_si256(static_cast<__m256i*>(to), x); }
 inline void fence_streams() { _mm_sfence(); }
+using Floats = __m256;
+inline Floats load_floats(const float* from) { return _mm256_loadu_ps(from); }
+inline void store_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
+inline void stream_floats(float* to, Floats x) { _mm256_stream_ps(to, x); }
+inline Floats splat(float x) { return _mm256_set1_ps(x); }
 #elif defined(FLODL_REGISTERS_SSE2)
 using Register = __m128i;
 inline Register load(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
@@ -48,6 +65,11 @@ inline Register add64(Register a, Register b) { return _mm_add_epi64(a, b); }
 inline Register low_times_high(Register x) { return _mm_mul_epu32(x, _mm_srli_epi64(x, 32)); }
 inline void stream(void* to, Register x) { _mm_stream_si128(static_cast<__m128i*>(to), x); }
 inline void fence_streams() { _mm_sfence(); }
+using Floats = __m128;
+inline Floats load_floats(const float* from) { return _mm_loadu_ps(from); }
+inline void store_floats(float* to, Floats x) { _mm_storeu_ps(to, x); }
+inline void stream_floats(float* to, Floats x) { _mm_stream_ps(to, x); }
+inline Floats splat(float x) { return _mm_set1_ps(x); }
 #elif defined(FLODL_REGISTERS_NEON)
 using Register = uint64x2_t;
 inline Register load(const void* from) { return vreinterpretq_u64_u8(vld1q_u8(static_cast<const uint8_t*>(from))); }
@@ -56,6 +78,11 @@ inline Register zero() { return vdupq_n_u64(0); }
 inline Register bit_xor(Register a, Register b) { return veorq_u64(a, b); }
 inline Register add64(Register a, Register b) { return vaddq_u64(a, b); }
 inline Register low_times_high(Register x) { return vmull_u32(vmovn_u64(x), vshrn_n_u64(x, 32)); }
+using Floats = float32x4_t;
+inline Floats load_floats(const float* from) { return vld1q_f32(from); }
+inline void store_floats(float* to, Floats x) { vst1q_f32(to, x); }
+inline void stream_floats(float* to, Floats x) { vst1q_f32(to, x); }
+inline Floats splat(float x) { return vdupq_n_f32(x); }
 #else
 using Register = uint64_t;
 inline Register load(const void* from) {

@@ -136,6 +136,79 @@ void sum_and_reduce(const Wide* const* inputs, const float* given_weights, Wide*
   }
 }
 
+#if defined(FLODL_HAS_FLOAT_ROWS)
+// sum_and_reduce for fp32, row by row in registers, with hash and stores to `out` in between: bursts of stores as long
+// as a block would fill the store queue and hold up the loads behind them (measured: a fifth of the bandwidth).
+template <int N, bool kStreams>
+void sum_rows(const float* const* inputs, const float* weights, float* out, Hash& hash, Totals& norm,
+              Totals* distances) {
+  constexpr size_t kRow = kLanes / (sizeof(Floats) / sizeof(float));
+  constexpr size_t kWidth = kLanes / kRow;
+  alignas(64) float lanes[N + 1][kLanes] = {};
+  alignas(64) float sums[kGroup];
+  Floats weight[N];
+  const float* input[N];
+#pragma GCC unroll 4
+  for (int k = 0; k < N; ++k) {
+    weight[k] = splat(weights[k]);
+    input[k] = inputs[k];
+  }
+  for (size_t first = 0; first < kBlock; first += kGroup) {
+    Floats squares[N + 1][kRow];
+    for (auto& row : squares) {
+      for (Floats& part : row) part = splat(0.0f);
+    }
+#pragma GCC unroll 1
+    for (size_t at = 0; at < kGroup; at += kLanes) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRow; ++r) {
+        const size_t i = first + at + r * kWidth;
+        Floats x[N];
+#pragma GCC unroll 4
+        for (int k = 0; k < N; ++k) x[k] = load_floats(input[k] + i);
+        Floats sum = x[0];
+        if constexpr (N > 1) sum = sum * weight[0];
+#pragma GCC unroll 4
+        for (int k = 1; k < N; ++k) sum = sum + weight[k] * x[k];
+        store_floats(sums + at + r * kWidth, sum);
+        if constexpr (kStreams) {
+          stream_floats(out + i, sum);
+        } else {
+          store_floats(out + i, sum);
+        }
+        squares[0][r] = squares[0][r] + sum * sum;
+#pragma GCC unroll 4
+        for (int k = 0; k < N; ++k) {
+          const Floats difference = x[k] - sum;
+          squares[k + 1][r] = squares[k + 1][r] + difference * difference;
+        }
+      }
+    }
+    hash.update_part(sums);
+    for (int k = 0; k <= N; ++k) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRow; ++r) {
+        float* lane = lanes[k] + r * kWidth;
+        store_floats(lane, load_floats(lane) + squares[k][r]);
+      }
+    }
+  }
+  for (size_t l = 0; l < kLanes; ++l) norm.lane[l] += static_cast<double>(lanes[0][l]);
+  for (int k = 0; k < N; ++k) {
+    for (size_t l = 0; l < kLanes; ++l) distances[k].lane[l] += static_cast<double>(lanes[k + 1][l]);
+  }
+}
+
+using SumRows = void (*)(const float* const*, const float*, float*, Hash&, Totals&, Totals*);
+
+template <bool kStreams>
+SumRows sum_rows_of(size_t width) {
+  constexpr SumRows kByWidth[] = {sum_rows<1, kStreams>, sum_rows<2, kStreams>, sum_rows<3, kStreams>,
+                                  sum_rows<4, kStreams>};
+  return kByWidth[width - 1];
+}
+#endif
+
 template <typename Out, typename Wide>
 void sum_and_reduce_of(size_t width, const Wide* const* inputs, const float* weights, Wide* sum, Totals& norm,
                        Totals* distances) {
@@ -189,6 +262,27 @@ struct SumBlock {
     sum_and_reduce_of<Out, Wide>(given.width, inputs, given.weights, sum, norm, distances);
   }
 
+  // Where it applies, the whole blocks of a sum, start to end; returns how many elements are done.
+  size_t rows(Hash& hash) {
+#if defined(FLODL_HAS_FLOAT_ROWS)
+    if constexpr (sizeof(Storage) == sizeof(float) && sizeof(typename Out::Storage) == sizeof(float)) {
+      if (given.width > kFew) return 0;
+      auto* out = static_cast<float*>(given.out);
+      const bool streams = given.streams && reinterpret_cast<uintptr_t>(out) % sizeof(Floats) == 0;
+      const SumRows sum_block_rows = streams ? sum_rows_of<true>(given.width) : sum_rows_of<false>(given.width);
+      size_t at = 0;
+      for (; at + kBlock <= given.count; at += kBlock) {
+        const float* inputs[kFew];
+        for (size_t k = 0; k < given.width; ++k) inputs[k] = input(k, at);
+        sum_block_rows(inputs, given.weights, out + at, hash, norm, distances);
+      }
+      return at;
+    }
+#endif
+    static_cast<void>(hash);
+    return 0;
+  }
+
   void many(size_t at, size_t count) {
     sum_block<In>(given, at, count, sum);
     for (size_t i = 0; i < count; ++i) sum[i] = Out::widen(Out::narrow(sum[i]));
@@ -207,7 +301,7 @@ Digest weighted_sum(const SumArguments& given) {
   SumBlock<In, Out> block(given);
   alignas(64) OutStorage narrowed[kNarrows ? kBlock : 1];
   Hash hash(given.chunk, given.count * sizeof(OutStorage));
-  for (size_t at = 0; at < given.count; at += kBlock) {
+  for (size_t at = block.rows(hash); at < given.count; at += kBlock) {
     const size_t count = smaller(kBlock, given.count - at);
     if (given.width <= kFew) {
       block.few(at, count);
@@ -219,8 +313,7 @@ Digest weighted_sum(const SumArguments& given) {
       for (size_t i = 0; i < count; ++i) narrowed[i] = Out::narrow(block.sum[i]);
       finished = narrowed;
     }
-    hash.update(finished, count * sizeof(OutStorage));
-    copy_out(static_cast<OutStorage*>(given.out) + at, finished, count * sizeof(OutStorage), given.streams);
+    hash_and_copy(hash, static_cast<OutStorage*>(given.out) + at, finished, count * sizeof(OutStorage), given.streams);
   }
   if (given.streams) fence_streams();
   for (size_t k = 0; k < given.width; ++k) {

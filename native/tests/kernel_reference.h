@@ -55,42 +55,58 @@ inline void narrow(DType dtype, double value, std::byte* at) {
 // Rounds the way that the accumulator of `dtype` does.
 inline double rounded(DType dtype, double exact) { return dtype == DType::f64 ? exact : static_cast<float>(exact); }
 
-class Squares {
+template <typename Real>
+class SquaresOf {
  public:
-  explicit Squares(DType dtype) : dtype_(dtype) {}
-
-  // The difference and its square are rounded one after the other, as fp32 would.
-  void add(double a, double b) {
-    const double difference = rounded(dtype_, a - b);
-    push(rounded(dtype_, difference * difference));
+  void add(Real a, Real b) {
+    const Real difference = a - b;
+    push(difference * difference);
   }
   double total() {
-    while (seen_ % 512 != 0) push(0.0);
+    while (seen_ % 512 != 0) push(0);
     double sum = 0.0;
     for (const double lane : totals_) sum += lane;
     return sum;
   }
 
  private:
-  void push(double term) {
-    const std::size_t lane = seen_ % 16;
-    rows_[lane] = rounded(dtype_, rows_[lane] + term);
+  void push(Real term) {
+    rows_[seen_ % 16] += term;
     ++seen_;
     if (seen_ % 128 == 0) {
-      for (std::size_t l = 0; l < 16; ++l) lanes_[l] = rounded(dtype_, lanes_[l] + rows_[l]);
+      for (std::size_t l = 0; l < 16; ++l) lanes_[l] += rows_[l];
       rows_ = {};
     }
     if (seen_ % 512 == 0) {
-      for (std::size_t l = 0; l < 16; ++l) totals_[l] += lanes_[l];
+      for (std::size_t l = 0; l < 16; ++l) totals_[l] += static_cast<double>(lanes_[l]);
       lanes_ = {};
     }
   }
 
-  DType dtype_;
   std::size_t seen_ = 0;
-  std::array<double, 16> rows_{};
-  std::array<double, 16> lanes_{};
+  std::array<Real, 16> rows_{};
+  std::array<Real, 16> lanes_{};
   std::array<double, 16> totals_{};
+};
+
+// sum (a - b)^2 in the precision that `dtype` accumulates in.
+class Squares {
+ public:
+  explicit Squares(DType dtype) : is_double_(dtype == DType::f64) {}
+
+  void add(double a, double b) {
+    if (is_double_) {
+      wide_.add(a, b);
+    } else {
+      single_.add(static_cast<float>(a), static_cast<float>(b));
+    }
+  }
+  double total() { return is_double_ ? wide_.total() : single_.total(); }
+
+ private:
+  bool is_double_;
+  SquaresOf<float> single_;
+  SquaresOf<double> wide_;
 };
 
 inline std::uint64_t hash(const std::byte* data, std::size_t bytes, std::uint64_t chunk) {
