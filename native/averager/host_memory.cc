@@ -68,6 +68,7 @@ class Memory final : public HostMemory {
   int committed() const override;
   const std::byte* buffer(int index) const override;
   std::span<const float> velocity() const override { return velocity_; }
+  Status write_velocity(std::span<const float> values) override;
 
   Status start_reduce(std::uint64_t task, std::span<const Contribution> contributions) override;
   Result<ReduceResult> reduce_result() const override;
@@ -93,7 +94,7 @@ class Memory final : public HostMemory {
   const Kernels& kernels_;
   const std::vector<Chunk> chunks_;
   std::array<SharedMemory, 2> buffers_;
-  std::vector<float> velocity_;  // written by a commit only
+  std::vector<float> velocity_;  // written by a commit, or while no task runs
 
   mutable std::mutex mutex_;  // guards everything below but the pool
   Running running_ = Running::nothing;
@@ -169,6 +170,17 @@ int Memory::committed() const {
 
 const std::byte* Memory::buffer(int index) const {
   return index == 0 || index == 1 ? buffers_[static_cast<std::size_t>(index)].data() : nullptr;
+}
+
+Status Memory::write_velocity(std::span<const float> values) {
+  const std::lock_guard lock(mutex_);
+  if (Status idle = check_idle("velocity"); !idle.is_ok()) return idle;
+  if (values.size() != velocity_.size()) {
+    return {Code::invalid_argument, "velocity: " + std::to_string(values.size()) + " values; this layout has " +
+                                        std::to_string(velocity_.size())};
+  }
+  std::copy(values.begin(), values.end(), velocity_.begin());
+  return {};
 }
 
 Status Memory::check_idle(const char* what) const {

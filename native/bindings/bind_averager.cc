@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -105,6 +106,15 @@ class HeldHostMemory {
     const std::span<const std::byte> velocity = std::as_bytes(held->memory->velocity());
     return slice(velocity, 0, velocity.size());
   }
+  void write_velocity(const nb::bytes& values) const {
+    if (values.size() % sizeof(float) != 0) {
+      raise({Code::invalid_argument, "velocity: " + std::to_string(values.size()) + " bytes are no fp32 values"});
+    }
+    // Bytes need not be aligned for floats.
+    std::vector<float> copy(values.size() / sizeof(float));
+    if (!copy.empty()) std::memcpy(copy.data(), values.c_str(), values.size());
+    with([&](HostMemory& memory) { return memory.write_velocity(copy); });
+  }
   void start_reduce(std::uint64_t task, const std::vector<std::tuple<std::uint64_t, float, float>>& named) const {
     std::vector<Contribution> contributions;
     for (const auto& [memory, weight, buffer_weight] : named) contributions.push_back({memory, weight, buffer_weight});
@@ -159,6 +169,7 @@ void bind_averager(nb::module_& module) {
       .def("committed", &HeldHostMemory::committed)
       .def("read_committed", &HeldHostMemory::read_committed, "offset"_a, "size"_a)
       .def("read_velocity", &HeldHostMemory::read_velocity)
+      .def("write_velocity", &HeldHostMemory::write_velocity, "values"_a)
       .def("start_reduce", &HeldHostMemory::start_reduce, "task"_a, "contributions"_a)
       .def("reduce_result", &HeldHostMemory::reduce_result)
       .def("start_commit", &HeldHostMemory::start_commit, "task"_a, "is_seed"_a)

@@ -8,7 +8,9 @@
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "averager_reference.h"
@@ -86,6 +88,15 @@ struct Host {
     return std::memcmp(memory->buffer(buffer), image.data(), image.size()) == 0;
   }
 };
+
+// A field of /proc/self/status, such as "VmRSS:"; 0 where there is none.
+inline std::size_t memory_kib(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field, 0) == 0) return std::stoul(line.substr(field.size()));
+  }
+  return 0;
+}
 
 // ---- a rank in a process of its own ----
 

@@ -274,6 +274,34 @@ TEST_CASE("velocity follows the parameters of all dtypes in layout order") {
   CHECK(host.committed_is(moved));
 }
 
+TEST_CASE("a velocity written back goes on as if it had never left") {
+  const std::uint64_t count = kChunkFloats + 5;
+  const Layout layout = parameters_only(count);
+  const OuterSettings outer{OuterRule::nesterov, 0.7f, 0.9f};
+  Host whole(layout, outer), first(layout, outer), second(layout, outer);
+  const auto round = [&](Host& host, std::uint64_t seed, bool is_seed) {
+    const std::uint64_t rank = host.open_with(filled(layout, seed));
+    host.reduce({{rank, 1.0f, 1.0f}});
+    host.commit(is_seed);
+  };
+  for (Host* host : {&whole, &first}) {
+    round(*host, 90, true);
+    round(*host, 91, false);
+  }
+  const std::byte* theta = first.memory->buffer(first.memory->committed());
+  const std::uint64_t rank = second.open_with(Image(theta, theta + layout.bytes));
+  second.reduce({{rank, 1.0f, 1.0f}});
+  second.commit(true);
+  REQUIRE(second.memory->write_velocity(first.memory->velocity()).is_ok());
+  round(whole, 92, false);
+  round(second, 92, false);
+  const std::byte* expected = whole.memory->buffer(whole.memory->committed());
+  CHECK(second.committed_is(Image(expected, expected + layout.bytes)));
+  CHECK(std::memcmp(second.memory->velocity().data(), whole.memory->velocity().data(), count * 4) == 0);
+  CHECK(second.memory->write_velocity(std::vector<float>(count + 1)).code() == Code::invalid_argument);
+  CHECK(Host(layout).memory->write_velocity(std::vector<float>(count)).code() == Code::invalid_argument);
+}
+
 TEST_CASE("wrong calls are refused and change nothing") {
   const Layout layout = parameters_only(100);
   Host host(layout);
@@ -379,14 +407,6 @@ TEST_CASE("the hash of a copy made by sections equals the commit's") {
 }
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-std::size_t memory_kib(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field, 0) == 0) return std::stoul(line.substr(field.size()));
-  }
-  return 0;
-}
-
 TEST_CASE("a round takes no memory of the model's size") {
 #if defined(__has_feature)
   if (__has_feature(thread_sanitizer) || __has_feature(address_sanitizer)) return;

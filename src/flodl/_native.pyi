@@ -127,6 +127,8 @@ class HostMemory:
     def committed(self) -> int: ...
     def read_committed(self, offset: int, size: int) -> bytes: ...
     def read_velocity(self) -> bytes: ...
+    def write_velocity(self, values: bytes) -> None:
+        """As read_velocity gave it, of the same layout; not while a task runs."""
     def start_reduce(self, task: int, contributions: Sequence[tuple[int, float, float]]) -> None:
         """contributions: (memory, weight, buffer weight), in the order of ranks."""
     def reduce_result(self) -> ReduceResult: ...
@@ -176,6 +178,7 @@ def blend_elastic(w: int, theta: int, alpha: float, dtype: str, count: int) -> N
 def distance_sq(a: int, b: int, dtype: str, count: int) -> float: ...
 def build_info() -> dict[str, str]:
     """compiler, build type, sanitizer, platform."""
+
 def stream_probe(kind: str, dst: int, src: int, size: int, threads: int, streams: int) -> float:
     """Seconds of a bare pass on so many threads: what memory gives. kind: copy (past the cache) or update (in place,
     values kept; src is 0). streams: 1 or 4 places at a time per chunk. dst at a multiple of 64 bytes."""

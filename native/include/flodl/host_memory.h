@@ -66,6 +66,8 @@ class HostMemory {
   virtual int committed() const = 0;  // 0 or 1
   virtual const std::byte* buffer(int index) const = 0;
   virtual std::span<const float> velocity() const = 0;  // layout order of parameter sections; empty without an outer step
+  // Replaces the velocity by one of the same length, as velocity() gave it. Code::state while a task runs.
+  virtual Status write_velocity(std::span<const float> values) = 0;
 
   // Sums the contributions, in the order given, into the pending buffer; ends as task_done. One task at a time.
   virtual Status start_reduce(std::uint64_t task, std::span<const Contribution> contributions) = 0;
