@@ -29,6 +29,7 @@ class RunResult:
     E: efficiency, None where the ranks' own rates were not measured; E_wall: the same with every pause counted.
     recomputed: batches trained again after a death. degraded: what went less well than planned, in sentences.
     reasons: the decisions of the run, in sentences. wall_s: seconds from run() to the end.
+    resumed_from: path and round of the checkpoint that it went on from; metrics then begin with the epochs before it.
     raw: everything that result.json holds.
     """
 
@@ -43,6 +44,7 @@ class RunResult:
     wall_s: float
     run_directory: str
     raw: dict[str, Any] = field(default_factory=dict)
+    resumed_from: dict[str, Any] | None = None
     _parts: Parts | None = None
     _seed: int = 0
     _model: nn.Module | None = None
@@ -71,6 +73,8 @@ class RunResult:
         for name, value in (("E", self.E), ("E_wall", self.E_wall)):
             if value is not None:
                 lines.append(f"{name} {value:.3f}")
+        if self.resumed_from:
+            lines.append(f"went on from round {self.resumed_from['round']} in {self.resumed_from['path']}")
         if self.recomputed:
             lines.append(f"{self.recomputed} batches trained again")
         lines += [f"degraded: {sentence}" for sentence in self.degraded]
@@ -97,6 +101,7 @@ def make_result(raw: Mapping[str, Any], run_directory: str, parts: Parts | None 
         wall_s=float(raw.get("wall_s") or 0.0),
         run_directory=run_directory,
         raw=dict(raw),
+        resumed_from=raw.get("resumed_from"),
         _parts=parts,
         _seed=seed,
     )

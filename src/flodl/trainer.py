@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from flodl.processes.perform_records import View
+    from flodl.checkpoint.start import Start
+    from flodl.processes.recording import Recording
+    from flodl.records.views import View, ViewName
 
 _GUARD = (
     'Put the statements that the script runs under `if __name__ == "__main__":`, so that importing it runs nothing.'
@@ -43,8 +45,18 @@ _calls = _Calls()
 
 
 @dataclass(frozen=True)
+class _Place:
+    """Which run this is, which run() call of its program, and what it goes on from."""
+
+    run: str
+    directory: str
+    ordinal: int
+    start: Start
+
+
+@dataclass(frozen=True)
 class _Shown:
-    """What the user sees of a run of several ranks."""
+    """What the user sees of a run."""
 
     view: View | None
     is_quiet: bool
@@ -56,7 +68,9 @@ class Trainer:
     model, optimizer, loss, data and the other parts are described in flodl.rank.parts.Parts; every further keyword is a
     setting (docs/settings.md). entry="package.module:build" names a function that returns the parts as a dict instead,
     for programs that cannot be started a second time, such as notebooks and tests; the parts are then not given here.
-    run_directory: where the run writes what it did; a folder of its own under runs/ unless set.
+    run_directory: where the run writes what it did; a folder of its own under runs/ unless set. replay: the run
+    directory of an earlier run in a cpu mode, with the same parts and plan; it is played again, batch by batch and
+    death by death, up to its last commit, and ends as RunFailed at the first round whose bits differ.
 
     Raises PlanError, naming field, value and what is allowed, before anything starts.
     """
@@ -76,9 +90,10 @@ class Trainer:
         worker_init: Callable[[int], None] | None = None,
         entry: str | None = None,
         run_directory: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        own = ("entry", "run_directory")
+        own = ("entry", "run_directory", "replay")
         refuse_unknown(settings, (*setting_names(), *part_names(), *own), "the trainer's settings and parts")
         parts = {
             "model": model,
@@ -96,7 +111,8 @@ class Trainer:
         self._entry = None if entry is None else check_entry(entry)
         if self._entry is not None and given:
             raise refused("entry", entry, f"without {', '.join(given)}: with entry, its function returns all parts")
-        self._run_directory = _absolute(run_directory)
+        self._run_directory = _absolute("run_directory", run_directory, "None, or the path of a new or empty folder")
+        self._replay = _absolute("replay", replay, "None, or the run directory of an earlier run")
         self._plan = build_plan(**settings)
         self._parts = None if self._entry is not None else build_parts(given)
         if self._parts is not None and "torch" in sys.modules:
@@ -107,14 +123,19 @@ class Trainer:
         """The checked plan: nothing in it is "auto"."""
         return self._plan
 
-    def run(self, *, view: View | None = None, quiet: bool = False) -> RunResult:
+    def run(self, *, view: View | ViewName | None = None, quiet: bool = False) -> RunResult:
         """Trains to the end. In a process that a launcher started as a rank it never returns.
 
-        view: shows a run of several ranks while it goes on. quiet: what the ranks print goes to their logs only. Raises
-        PlanError before anything starts, RunFailed with the failing
-        rank's traceback once it has; on one device the user's own exceptions pass through.
+        view: what shows the run. None or "live": on a terminal a table of the ranks, elsewhere the lines of "plain",
+        both on stderr; "json": JSON lines on stdout; or an object of your own with record(dict), told of every line
+        of schedule.jsonl, and close(). On one device "live" is "plain". quiet: what the ranks print goes to their
+        logs only, and unless a view is named, nothing is shown.
+
+        Raises PlanError before anything starts, RunFailed with the failing rank's traceback once it has; on one device
+        the user's own exceptions pass through.
         """
         _refuse_foreign_process()
+        shown = _view_of(view, quiet, is_solo=self._plan.mode == "solo")
         if not _calls.lock.acquire(blocking=False):
             raise PlanError(
                 "run() was called while another run() of this process is at work\nCall one after the other."
@@ -125,7 +146,7 @@ class Trainer:
             role = sources.role()
             if role is not None:
                 return self._run_as_rank(role, ordinal)
-            return self._run_as_launcher(ordinal, _Shown(view, quiet))
+            return self._run_as_launcher(ordinal, _Shown(shown, quiet))
         finally:
             _calls.lock.release()
 
@@ -150,25 +171,61 @@ class Trainer:
         return run_rank(self._plan, parts, role)
 
     def _run_as_launcher(self, ordinal: int, shown: _Shown) -> RunResult:
+        from flodl.checkpoint.start import Start, give_finished, is_finished, prepare
+        from flodl.rank.checks import check_fit
+        from flodl.records.schedule import warn_on_stderr
+
         is_solo = self._plan.mode == "solo"
         if not is_solo and self._entry is None:
             _refuse_program_without_return(self._plan)
         parts = self._checked_parts()
-        self._check_run(parts)
+        check_fit(self._plan, len(parts.data))
+        recording = self._read_recording(parts)
         run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-        directory = _make_run_directory(self._run_directory, run)
-        _calls.directories[ordinal] = directory
-        began = time.monotonic()
-        raw = self._train_alone(parts, directory) if is_solo else self._launch(parts, (run, directory), ordinal, shown)
+        # A replay goes through what was recorded: it neither begins from a checkpoint nor saves any.
+        start = Start() if recording else prepare(self._plan, run, len(parts.data), warn_on_stderr)
+        try:
+            directory = _make_run_directory(self._run_directory, run)
+            _calls.directories[ordinal] = directory
+            began = time.monotonic()
+            if is_finished(start, self._plan, len(parts.data)):
+                raw = give_finished(start, self._plan, run, directory)
+            elif is_solo:
+                raw = self._train_alone(parts, directory, shown, start)
+            else:
+                raw = self._launch(parts, _Place(run, directory, ordinal, start), shown, recording)
+        finally:
+            start.release()
         raw.setdefault("wall_s", time.monotonic() - began)
         return make_result(raw, directory, parts, self._plan.seed)
 
-    def _train_alone(self, parts: Parts, directory: str) -> dict[str, Any]:
+    def _train_alone(self, parts: Parts, directory: str, shown: _Shown, start: Start) -> dict[str, Any]:
         from flodl.rank.solo import run_solo
 
-        return run_solo(self._plan, parts, directory)
+        if shown.view is None:
+            return run_solo(self._plan, parts, directory, start=start)
+        from flodl.records.record import RecordLine
+        from flodl.records.views import GuardedView
 
-    def _launch(self, parts: Parts, place: tuple[str, str], ordinal: int, shown: _Shown) -> dict[str, Any]:
+        began, view = time.monotonic(), GuardedView(shown.view)
+
+        def tell(kind: str, fields: dict[str, Any]) -> None:
+            view.record(RecordLine(time.monotonic() - began, kind, fields).as_dict())
+
+        try:
+            return run_solo(self._plan, parts, directory, tell, start)
+        finally:
+            view.close()
+
+    def _read_recording(self, parts: Parts) -> Recording | None:
+        """Of the run to be replayed, if any."""
+        if self._replay is None:
+            return None
+        from flodl.processes.recording import read_recording
+
+        return read_recording(self._replay, self._plan, len(parts.data))
+
+    def _launch(self, parts: Parts, place: _Place, shown: _Shown, recording: Recording | None) -> dict[str, Any]:
         from flodl.processes.launcher import LaunchRequest, launch
 
         start = sources.started()
@@ -176,17 +233,19 @@ class Trainer:
         request = LaunchRequest(
             plan=self._plan,
             dataset_length=len(parts.data),
-            run=place[0],
-            run_directory=place[1],
+            run=place.run,
+            run_directory=place.directory,
             command=(sys.executable, "-m", "flodl.rank") if is_entered else program.command_again(),
             directory=start.directory,
             environment=dict(start.environment),
             entry=self._entry,
-            earlier=tuple(_calls.directories[:ordinal]),
-            ordinal=ordinal,
+            earlier=tuple(_calls.directories[: place.ordinal]),
+            ordinal=place.ordinal,
             view=shown.view,
             evaluates=parts.evaluate is not None,
             quiet=shown.is_quiet,
+            recording=recording,
+            start=place.start,
         )
         return launch(request)
 
@@ -196,21 +255,6 @@ class Trainer:
             self._parts = parts_from_entry(self._entry)
         _check_parts(self._parts)
         return self._parts
-
-    def _check_run(self, parts: Parts) -> None:
-        from flodl.rank.checks import check_fit
-
-        check_fit(self._plan, len(parts.data))
-        checkpoint = self._plan.checkpoint
-        if checkpoint.directory is None or checkpoint.resume is not False or checkpoint.overwrite:
-            return
-        if os.path.isdir(checkpoint.directory) and os.listdir(checkpoint.directory):
-            raise refused(
-                "checkpoint",
-                checkpoint.directory,
-                'an empty or new folder, or this one with resume="auto" (go on) or overwrite=True (start anew)',
-                why="the folder is not empty",
-            )
 
 
 def _check_parts(parts: Parts) -> None:
@@ -244,12 +288,26 @@ def _refuse_program_without_return(plan: Plan) -> None:
         )
 
 
-def _absolute(run_directory: str | os.PathLike[str] | None) -> str | None:
-    if run_directory is None:
+def _view_of(view: View | ViewName | None, is_quiet: bool, is_solo: bool) -> View | None:
+    """Nothing for None if the run is to be quiet. One device has epochs to tell of, and no table. Raises PlanError."""
+    from flodl.records.views import VIEWS, is_view, make_view
+
+    if view is None and is_quiet:
         return None
-    if not isinstance(run_directory, str | os.PathLike) or not str(run_directory).strip():
-        raise refused("run_directory", run_directory, "None, or the path of a new or empty folder")
-    return os.path.abspath(os.path.expanduser(os.fspath(run_directory)))
+    if view is None or (isinstance(view, str) and view in VIEWS):
+        name: ViewName = view or "live"
+        return make_view("plain" if is_solo and name == "live" else name, sources.started().environment.get("TERM"))
+    if isinstance(view, str) or not is_view(view):
+        raise refused("view", view, f"None, {', '.join(map(repr, VIEWS))}, or an object with record(dict) and close()")
+    return view
+
+
+def _absolute(name: str, path: str | os.PathLike[str] | None, allowed: str) -> str | None:
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike) or not str(path).strip():
+        raise refused(name, path, allowed)
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 def _make_run_directory(wanted: str | None, run: str) -> str:

@@ -80,6 +80,10 @@ class CpuPlane:
         self._has_snapshot = False
         return taken
 
+    def read_committed(self, buffer: int, offset: int, size: int) -> bytes:
+        """Bytes of θ that stands in this buffer of the host."""
+        return self._memories.buffers[buffer].read(offset, size)
+
     @property
     def keeps_steps(self) -> bool:
         """Whether adopting keeps the steps made since the snapshot."""

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from flodl.errors import WireError
 from flodl.native import Endpoint, Event, EventKind
 from flodl.processes.clock import RunClock
+from flodl.processes.perform_checkpoint import CheckpointPerformer
 from flodl.processes.perform_memory import MemoryPerformer
 from flodl.processes.perform_processes import REAP_S, RankPerformer
 from flodl.processes.perform_records import RecordPerformer
@@ -20,10 +21,13 @@ from flodl.processes.rank_process import RankProcess
 from flodl.processes.signals import ENDING, Signals
 from flodl.protocol.effects import (
     Admit,
+    CheckpointEnded,
     CommitRound,
     DriverEvent,
+    DropCheckpoint,
     Effect,
     EndRun,
+    FinishCheckpoint,
     Interrupted,
     KillRank,
     OpenHost,
@@ -33,11 +37,12 @@ from flodl.protocol.effects import (
     Record,
     Reduce,
     ReleaseMemory,
+    SaveVelocity,
     Send,
     StartFailed,
     StartRank,
 )
-from flodl.protocol.messages import FromRank, Hello, Leaving, decode_from_rank
+from flodl.protocol.messages import FromRank, Hello, Leaving, Recalled, decode_from_rank
 from flodl.records.schedule import warn_on_stderr
 
 # A wait is never longer, so that a deadline that nobody announced costs a second at most.
@@ -63,6 +68,7 @@ class Performers:
     ranks: RankPerformer
     memory: MemoryPerformer
     records: RecordPerformer
+    checkpoints: CheckpointPerformer | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class Driver:
         self._ranks = performers.ranks
         self._memory = performers.memory
         self._records = performers.records
+        self._checkpoints = performers.checkpoints
         self._signals = signals
         self._clock = clock
         self._now = clock.now()
@@ -108,6 +115,7 @@ class Driver:
                 self._hear(event)
             self._tell_exits()
             self._perform(machine.tick(self._now))
+            self._records.tick()
         return self._end or EndRun("the run is over", failed=False)
 
     def end_ranks(self, grace_s: float) -> None:
@@ -159,6 +167,9 @@ class Driver:
             return
         process.has_said_hello |= isinstance(message, Hello)
         process.is_leaving |= isinstance(message, Leaving)
+        if isinstance(message, Recalled) and message.epoch is not None:
+            holder = {"rank": process.rank, "generation": process.generation}
+            self._records.record("recall", {**holder, "epoch": message.epoch, "index": message.index})
         self._perform(self._machine.receive(process.rank, process.generation, message, self._now))
 
     def _link_closed(self, event: Event) -> None:
@@ -306,8 +317,21 @@ class Driver:
                 self._memory.reduce(effect)
             case CommitRound():
                 self._memory.commit(effect)
+            case SaveVelocity() | FinishCheckpoint() | DropCheckpoint():
+                return self._save(effect)
             case EndRun():
                 self._end = effect
+        return None
+
+    def _save(self, effect: SaveVelocity | FinishCheckpoint | DropCheckpoint) -> CheckpointEnded | None:
+        assert self._checkpoints is not None, "the controller saves only where the run has a folder for checkpoints"
+        match effect:
+            case SaveVelocity():
+                self._checkpoints.save_velocity(effect)
+            case FinishCheckpoint():
+                return self._checkpoints.finish(effect)
+            case DropCheckpoint():
+                self._checkpoints.drop(effect)
         return None
 
     def _start(self, effect: StartRank) -> StartFailed | None:

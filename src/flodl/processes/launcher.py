@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.metadata
 import math
 import os
 import platform
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flodl.errors import NativeError, RunFailed
+from flodl.checkpoint.start import Start
+from flodl.errors import CheckpointError, NativeError, RunFailed
 from flodl.native import INSTALL_PAGE, Endpoint, build_info
 from flodl.plan import Plan, plan_to_dict
 from flodl.plan.refusal import refused
@@ -22,16 +22,23 @@ from flodl.processes.clock import RunClock
 from flodl.processes.consensus import CONSENSUS, write_consensus, write_json
 from flodl.processes.driver import Death, Driver, Performers
 from flodl.processes.output import Console, RawLog
+from flodl.processes.perform_checkpoint import CheckpointPerformer, Origin
 from flodl.processes.perform_memory import MemoryPerformer, MemorySettings, OuterStep
 from flodl.processes.perform_processes import RankPerformer
-from flodl.processes.perform_records import SCHEDULE, RecordFiles, RecordPerformer, View
+from flodl.processes.perform_records import SCHEDULE, RecordFiles, RecordPerformer
+from flodl.processes.recording import Recording, installed_version
 from flodl.processes.result import RESULT, RunFacts, finite, result_of
+from flodl.processes.resuming import beginning_of
 from flodl.processes.signals import Signals
-from flodl.processes.spawn import SpawnSettings, asked_threads
+from flodl.processes.spawn import THREADS_VARIABLE, SpawnSettings, asked_threads
 from flodl.protocol.controller import Controller
 from flodl.protocol.effects import EndRun
-from flodl.protocol.settings import ControllerSettings
+from flodl.protocol.forming import MISFIT
+from flodl.protocol.ledger import epoch_sizes
+from flodl.protocol.replay import Replay
+from flodl.protocol.settings import ControllerSettings, SaveSettings
 from flodl.records.schedule import warn_on_stderr
+from flodl.records.views import View
 
 # The controller ends a run when every rank is gone, or by killing them: what is left then has this long.
 LAST_GRACE_S = 1.0
@@ -41,7 +48,8 @@ LAST_GRACE_S = 1.0
 class LaunchRequest:
     """A run to be made. command: argv that leads to the same run() again (or to the entry), in `directory` and with
     `environment`. earlier: run directories of the script's run() calls before this one, which is number `ordinal`.
-    evaluates: the user gave an evaluate function. quiet: ranks' lines go to their logs only."""
+    evaluates: the user gave an evaluate function. quiet: ranks' lines go to their logs only. recording: the run that is
+    to be played again, instead of one of its own. start: what it goes on from and where it saves."""
 
     plan: Plan
     dataset_length: int
@@ -56,6 +64,8 @@ class LaunchRequest:
     view: View | None = None
     evaluates: bool = False
     quiet: bool = False
+    recording: Recording | None = None
+    start: Start = field(default_factory=Start)
 
 
 def launch(request: LaunchRequest) -> dict[str, Any]:
@@ -69,17 +79,22 @@ def launch(request: LaunchRequest) -> dict[str, Any]:
     directory = _make_directory(request.run_directory)
     with contextlib.ExitStack() as stack:
         run = _Run(request, directory, stack)
-        controller = Controller(run.settings)
+        recording = request.recording
+        controller = Replay(run.settings, recording.script, recording.notes) if recording else Controller(run.settings)
         try:
             end = run.driver.run(controller)
         except BaseException:
             run.driver.end_ranks(0.0)
             raise
         death = run.driver.death
+        if recording is not None and death is not None and not death.is_own:
+            death = None  # played as recorded
         run.driver.end_ranks(0.0 if end.failed else LAST_GRACE_S)
         result = run.save(controller.summary())
         if run.driver.interruption:
             raise _interruption(run.driver.interruption, directory)
+        if end.failed and end.reason.startswith(MISFIT):
+            raise _misfit(end.reason, request.start)
         if end.failed:
             raise _failure(request.run, end, death, result, directory)
         if result["save_error"]:
@@ -96,6 +111,7 @@ def controller_settings(request: LaunchRequest) -> ControllerSettings:
     """The plan in the controller's words."""
     plan = request.plan
     outer, loader, cluster = plan.outer, plan.data.loader, plan.cluster
+    checkpoint = request.start.checkpoint
     return ControllerSettings(
         world_size=cluster.world_size,
         mode=plan.mode,
@@ -116,6 +132,20 @@ def controller_settings(request: LaunchRequest) -> ControllerSettings:
         eval_rank=cluster.eval_rank,
         outer_min_window=outer.min_window if outer is not None and outer.warm == "stretch" else 0,
         plan=plan_to_dict(plan),
+        saves=_save_settings(request),
+        beginning=beginning_of(checkpoint, plan) if checkpoint is not None else None,
+    )
+
+
+def _save_settings(request: LaunchRequest) -> SaveSettings | None:
+    folder, checkpoint = request.start.folder, request.start.checkpoint
+    if folder is None:
+        return None
+    return SaveSettings(
+        directory=folder.directory.as_posix(),
+        run=folder.run,
+        every_epochs=request.plan.checkpoint.every_epochs,
+        first_number=checkpoint.document.round if checkpoint is not None else 0,
     )
 
 
@@ -150,13 +180,24 @@ class _Run:
         logs = _Logs(directory)
         stack.callback(logs.close)
         ranks = RankPerformer(endpoint, spawning, logs.of, Console(request.quiet))
-        memory_settings = MemorySettings(_outer_step(plan), averaging_threads, self.settings.batches_per_epoch)
+        resume = request.start.checkpoint.path if request.start.checkpoint is not None else None
+        memory_settings = MemorySettings(_outer_step(plan), averaging_threads, self.settings.batches_per_epoch, resume)
         self._memory = MemoryPerformer(endpoint, memory_settings, records, ranks.send_with)
         stack.callback(self._memory.close)
-        self.driver = Driver(endpoint, Performers(ranks, self._memory, records), signals, self._clock)
-        records.record("head", _head(request, spawning.threads, averaging_threads))
+        performers = Performers(ranks, self._memory, records, self._checkpoints(stack))
+        self.driver = Driver(endpoint, performers, signals, self._clock)
+        records.record("head", _head(request, spawning.threads, averaging_threads) | _sizes(self.settings))
         if is_debugged:
             warn_on_stderr(f"rank {plan.cluster.debug_rank} runs under pdb: limits of silence and stalls are off")
+
+    def _checkpoints(self, stack: contextlib.ExitStack) -> CheckpointPerformer | None:
+        folder, plan = self._request.start.folder, self._request.plan
+        if folder is None:
+            return None
+        origin = Origin(self._request.run, plan_to_dict(plan), plan.cluster.world_size)
+        performer = CheckpointPerformer(folder, origin, self._memory)
+        stack.callback(performer.close)
+        return performer
 
     def save(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Writes consensus.safetensors (if a round was committed) and result.json. save_error: what failed, or ""."""
@@ -169,6 +210,8 @@ class _Run:
             error = f"{CONSENSUS}: {failure.strerror or failure}"
         facts = RunFacts(self._request.plan, self._request.run, self._clock.real(), committed, self.driver.interruption)
         result: dict[str, Any] = finite(result_of(summary, facts))
+        result["degraded"] = [*self._request.start.warnings, *result["degraded"]]
+        result["resumed_from"] = self._request.start.resumed_from
         result["save_error"] = error
         try:
             write_json(self._directory / RESULT, result)
@@ -219,14 +262,17 @@ def _spawn_settings(request: LaunchRequest, directory: Path) -> SpawnSettings:
     from flodl.devices.cpu import threads_per_rank
 
     world_size = request.plan.cluster.world_size
+    environment = dict(request.environment)
+    if request.recording is not None and request.recording.threads:
+        environment[THREADS_VARIABLE] = str(request.recording.threads)
     return SpawnSettings(
         run=request.run,
         run_directory=str(directory),
         command=request.command,
         directory=request.directory,
-        environment=request.environment,
+        environment=environment,
         plan=plan_to_dict(request.plan),
-        threads=asked_threads(request.environment) or threads_per_rank(world_size),
+        threads=asked_threads(environment) or threads_per_rank(world_size),
         ordinal=request.ordinal,
         entry=request.entry,
         earlier=request.earlier,
@@ -250,7 +296,7 @@ def _head(request: LaunchRequest, rank_threads: int, averaging_threads: int) -> 
     return {
         "run": request.run,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {name: _version(name) for name in ("flodl", "torch", "numpy")}
+        "versions": {name: installed_version(name) for name in ("flodl", "torch", "numpy")}
         | {"python": platform.python_version()},
         "native": build_info(),
         "platform": platform.platform(),
@@ -259,14 +305,23 @@ def _head(request: LaunchRequest, rank_threads: int, averaging_threads: int) -> 
         "pid": os.getpid(),
         "dataset_length": request.dataset_length,
         "plan": plan_to_dict(request.plan),
+        "replayed": request.recording.script.head.run if request.recording is not None else None,
+        "resumed_from": request.start.resumed_from,
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _sizes(settings: ControllerSettings) -> dict[str, int]:
+    """How many epochs and batches the run holds, and batches an epoch; `samples` may end it within an epoch."""
+    per_epoch = settings.batches_per_epoch
+    sizes = epoch_sizes(per_epoch, settings.epochs, settings.dataset_length, settings.samples, settings.batch_size)
+    return {"epochs": len(sizes), "batches_per_epoch": per_epoch, "batches": sum(sizes)}
+
+
+def _misfit(reason: str, start: Start) -> CheckpointError:
+    return CheckpointError(
+        f"{reason}\nResume with the model and the data that it was made with, or begin anew in another folder.",
+        path=str(start.checkpoint.path) if start.checkpoint is not None else "",
+    )
 
 
 def _failure(run: str, end: EndRun, death: Death | None, result: dict[str, Any], directory: Path) -> RunFailed:

@@ -7,7 +7,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from flodl.checkpoint.velocity import VELOCITY, read_velocity
 from flodl.errors import NativeError
 from flodl.native import Endpoint, Event, HostMemory, Section
 from flodl.processes.perform_records import RecordPerformer
@@ -29,11 +31,12 @@ class OuterStep:
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """threads: of the pool that reduces and commits."""
+    """threads: of the pool that reduces and commits. resume: a checkpoint whose velocity the outer step has."""
 
     outer: OuterStep
     threads: int
     batches_per_epoch: int
+    resume: Path | None = None
 
 
 class MemoryPerformer:
@@ -67,6 +70,9 @@ class MemoryPerformer:
             self._endpoint,
         )
         self.layout = effect.layout
+        resume = self._settings.resume
+        if resume is not None and outer.rule != "none" and (resume / VELOCITY).exists():
+            self._host.write_velocity(read_velocity(resume / VELOCITY, effect.layout))
 
     def admit(self, effect: Admit) -> None:
         """Reserves the rank's memory and sends Welcome with its descriptors; no copy of a descriptor stays here."""
@@ -122,6 +128,10 @@ class MemoryPerformer:
     def read_committed(self, offset: int, size: int) -> bytes:
         """Bytes of the committed θ."""
         return self._opened().read_committed(offset, size)
+
+    def read_velocity(self) -> bytes:
+        """What the outer step remembers; empty without one. Not while a commit runs."""
+        return self._opened().read_velocity()
 
     @property
     def is_busy(self) -> bool:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flodl.processes.clock import RunClock
 from flodl.protocol.effects import CommitRound
 from flodl.records.record import RecordLine
-from flodl.records.schedule import LineWriter, warn_on_stderr
+from flodl.records.schedule import LineWriter
+from flodl.records.views import GuardedView, View
 
 SCHEDULE = "schedule.jsonl"
 JOURNAL = "journal.jsonl"
-
-
-class View(Protocol):
-    """Something that shows a run while it goes on."""
-
-    def record(self, record: dict[str, Any]) -> None:
-        """One line of the schedule, as it is written."""
-
-    def close(self) -> None:
-        """The run is over."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +40,20 @@ class RecordPerformer:
     def __init__(self, files: RecordFiles, clock: RunClock, view: View | None, syncs_journal: bool = False) -> None:
         self._files = files
         self._clock = clock
-        self._view = view
-        self._is_view_broken = False
+        self._view = None if view is None else GuardedView(view)
         self._syncs_journal = syncs_journal
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         """Buffered until the next commit; shown at once."""
         line = RecordLine(self._clock.now(), kind, fields).as_dict()
         self._files.schedule.write(line)
-        self._show(line)
+        if self._view is not None:
+            self._view.record(line)
+
+    def tick(self) -> None:
+        """Time passed: a view with a clock may draw."""
+        if self._view is not None:
+            self._view.tick()
 
     def journal(self, effect: CommitRound) -> None:
         """Before the round is swapped in. A full disk delays the line, not the round."""
@@ -80,18 +76,5 @@ class RecordPerformer:
         """Writes what is left; the view is closed even where it fails to draw."""
         self._files.schedule.close()
         self._files.journal.close()
-        view, self._view = self._view, None
-        if view is not None:
-            try:
-                view.close()
-            except Exception as error:
-                warn_on_stderr(f"the view failed while closing: {error!r}")
-
-    def _show(self, line: dict[str, Any]) -> None:
-        if self._view is None or self._is_view_broken:
-            return
-        try:
-            self._view.record(line)
-        except Exception as error:
-            self._is_view_broken = True
-            warn_on_stderr(f"the view failed and is off from now on; training goes on: {error!r}")
+        if self._view is not None:
+            self._view.close()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flodl.protocol.messages import WindowReport
 
 WINDOWS_REMEMBERED = 5
 ROUNDS_PER_EPOCH = 20
-ALIKE = 1.2
+FINE_ANCHOR = 4
 PROBE_BATCHES = 3
 """An open window ends once every rank has made so many: the first is accounted apart, two are measured."""
 
@@ -52,10 +52,11 @@ class Cadence:
     def anchor(self) -> int:
         return self._anchor
 
-    def observe(self, rank: int, report: WindowReport) -> None:
+    def observe(self, rank: int, report: WindowReport, is_late: bool = False) -> None:
         """Delivered cost (compute and data wait) of one window.
 
         A window of one batch has nothing but its first, which is taken less its usual excess as far as that is known.
+        is_late: the others had to wait for this rank, so that its earlier windows count no more.
         """
         if report.batches >= 1:
             ms = (report.compute_ms + report.data_ms) / report.batches
@@ -66,8 +67,17 @@ class Cadence:
         if report.batches >= 1:
             self._fill_ms[rank] = max(0.0, report.first_ms - ms)
         seen = self._seen.setdefault(rank, deque(maxlen=WINDOWS_REMEMBERED))
+        if is_late:
+            seen.clear()
         seen.append(ms)
-        self._ms[rank] = _robust_mean(seen)
+        self._ms[rank] = _robust_mean(list(seen))
+
+    def restore(self, anchor: int, ms: Mapping[int, float]) -> None:
+        """Begin with what an earlier run measured; its own measurements take over from the first window on."""
+        self._anchor = self._in_use = anchor
+        for rank, value in ms.items():
+            self._seen[rank] = deque([value], maxlen=WINDOWS_REMEMBERED)
+            self._ms[rank] = value
 
     def ms(self, rank: int) -> float | None:
         """Milliseconds per batch, from the last windows; None: not measured yet."""
@@ -130,33 +140,39 @@ class Cadence:
         anchor, reason = self._anchor, f"anchor {self._anchor}"
         most = max(1, int(self._batches_per_epoch / ROUNDS_PER_EPOCH / total))
         if anchor > most:
-            anchor = max(most, min(self._anchor, self._finest_anchor(speeds, ratios)))
+            anchor = most
             size = self._batches_per_epoch
             reason = f"anchor {anchor}: an epoch of {size} batches should hold {ROUNDS_PER_EPOCH} rounds"
         least = -(-self._min_window * len(ratios) // max(1, round(total)))
         if anchor < least:
             anchor = least
             reason = f"anchor {anchor}: the outer optimizer wants {self._min_window} batches per rank and window"
+        finer = self._finer_anchor(anchor, speeds, ratios)
+        if finer != anchor:
+            anchor, reason = finer, f"anchor {finer}: at {anchor}, whole batches would fit the speeds too badly"
         return anchor, reason
 
-    def _finest_anchor(self, speeds: dict[int, float], ratios: dict[int, float]) -> int:
-        """The smallest anchor at which rounding of counts alone costs no more than the overhead target."""
-        for anchor in range(1, self._anchor + 1):
-            if _rounding_loss(_counts(anchor, ratios), speeds) <= self._target:
-                return anchor
-        return self._anchor
+    def _finer_anchor(self, anchor: int, speeds: dict[int, float], ratios: dict[int, float]) -> int:
+        """The next from here at which rounding of counts alone costs no more than the overhead target.
+
+        Not over twice the anchor, or FINE_ANCHOR if that is more; where none is fine enough, the best of them.
+        """
+        candidates = range(anchor, max(2 * anchor, FINE_ANCHOR) + 1)
+        losses = {candidate: _rounding_loss(_counts(candidate, ratios), speeds) for candidate in candidates}
+        fine = (candidate for candidate, loss in losses.items() if loss <= self._target)
+        return next(fine, min(losses, key=lambda candidate: (losses[candidate], candidate)))
 
     def _slowest(self, ranks: Iterable[int]) -> tuple[int, float] | None:
         known = [(rank, ms) for rank in ranks if (ms := self.ms(rank)) is not None]
         return max(known, key=lambda pair: pair[1], default=None)
 
 
-def _robust_mean(values: Sequence[float]) -> float:
-    """Without outliers: those over a factor of 1.5 from the median. Two alike in a row are a change, not outliers."""
-    if len(values) >= 2 and 1 / ALIKE <= values[-1] / values[-2] <= ALIKE:
+def _robust_mean(values: list[float]) -> float:
+    """Without outliers: those over a factor of 1.5 from the median. Two in a row on one side are a change."""
+    middle = statistics.median_low(values)
+    last = values[-2:]
+    if min(last) > middle * 1.5 or max(last) < middle / 1.5:
         middle = values[-1]
-    else:
-        middle = statistics.median_low(values)
     return statistics.fmean(value for value in values if middle / 1.5 <= value <= middle * 1.5)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from flodl.protocol.cadence import Cadence
+from flodl.protocol.commits import Commits
 from flodl.protocol.effects import (
+    CheckpointEnded,
     Committed,
     DriverEvent,
     Effect,
@@ -20,17 +22,16 @@ from flodl.protocol.effects import (
     Record,
     Reduced,
     ReleaseMemory,
-    Send,
     StartFailed,
 )
 from flodl.protocol.ending import Ending
 from flodl.protocol.evaluations import Evaluations
+from flodl.protocol.forming import Forming
 from flodl.protocol.ledger import Ledger, epoch_sizes
 from flodl.protocol.liveness import Progress as ProgressLimits
 from flodl.protocol.membership import Loss, Phase, RankState, Roster
 from flodl.protocol.messages import (
     Adopted,
-    Commit,
     Evaluated,
     Failed,
     FromRank,
@@ -42,14 +43,12 @@ from flodl.protocol.messages import (
     Resumed,
     Saved,
     Sealed,
-    Seed,
-    Window,
 )
-from flodl.protocol.round import Round
 from flodl.protocol.rounds import Rounds
-from flodl.protocol.settings import ControllerSettings
-from flodl.protocol.story import Story
-from flodl.protocol.windows import Share, Windows, lease_record
+from flodl.protocol.saves import Saves
+from flodl.protocol.settings import Beginning, ControllerSettings
+from flodl.protocol.story import EpochStory, Story
+from flodl.protocol.windows import Duties, Share, Windows
 
 
 class Controller:
@@ -72,12 +71,28 @@ class Controller:
         self._limits = ProgressLimits(settings, self._cadence)
         self._story = Story(len(sizes), settings.world_size)
         self._evaluations = Evaluations(self._cadence, settings.eval_rank)
-        self._windows = Windows(settings, self._ledger, self._roster, self._cadence, self._evaluations)
+        self._saves = Saves(settings, self._ledger, self._roster, self._cadence, self._story)
+        duties = Duties(self._evaluations, self._saves)
+        self._windows = Windows(settings, self._ledger, self._roster, self._cadence, duties)
         self._rounds = Rounds(settings, self._ledger, self._roster, self._cadence, self._story)
+        self._commits = Commits(self._roster, self._rounds, self._windows, duties)
+        self._forming = Forming(settings, self._roster)
+        if settings.beginning is not None:
+            self._go_on_from(settings.beginning)
         self._first_lease_at: float | None = None
         self._last_commit_at = 0.0
         self._last_loss: Loss | None = None
         self._ending = Ending(self._roster, self._story)
+
+    def _go_on_from(self, beginning: Beginning) -> None:
+        self._ledger.restore(beginning.contributed, beginning.quarantined)
+        self._cadence.restore(beginning.anchor, beginning.ms)
+        epochs = (
+            EpochStory(loss_sum, samples, closed, metrics=dict(metrics))
+            for loss_sum, samples, closed, metrics in beginning.epochs
+        )
+        self._story.restore(epochs, beginning.quarantined)
+        self._story.first_round = beginning.round
 
     # ---- the machine's face
 
@@ -92,7 +107,7 @@ class Controller:
             return "failed" if self._ending.end.failed else "done"
         if self._rounds.committed is not None:
             return "training"
-        return "forming" if self._seeding() else "waiting"
+        return "forming" if self._forming.is_under_way else "waiting"
 
     def start(self, now: float) -> list[Effect]:
         """The first call."""
@@ -132,6 +147,8 @@ class Controller:
                 effects = self._reduced(event, now)
             case Committed():
                 effects = self._stands(event, now)
+            case CheckpointEnded():
+                effects = self._saves.ended(event)
             case Interrupted(reason):
                 effects = self._ending.begin(f"interrupted: {reason}", now)
         return effects + self._advance(now)
@@ -195,15 +212,17 @@ class Controller:
             case Leaving():
                 pass  # nobody told it to stop, so that its exit is a death, whatever its code
             case Saved():
-                return [Record("saved", {"rank": state.rank, "round": message.round, "path": message.path})]
+                return self._saves.saved(state.holder, message)
         return []
 
     def _hello(self, state: RankState, hello: Hello, now: float) -> list[Effect]:
         if state.phase is not Phase.STARTING:
             raise ValueError("said hello twice")
+        if misfit := self._forming.misfit(hello):
+            return self._ending.fail(misfit)
         effects = self._roster.admit(state, hello)
         if self._rounds.committed is not None and state in self._roster.present():
-            effects.append(self._tell_commit(state, Share(), (), now))
+            effects.append(self._commits.tell(state, Share(), (), now))
         return effects
 
     def _adopted(self, state: RankState, message: Adopted, now: float) -> list[Effect]:
@@ -229,7 +248,7 @@ class Controller:
 
     def _sealed(self, state: RankState, message: Sealed, now: float) -> list[Effect]:
         round_ = self._rounds.current
-        if state.window is None or (not round_.is_seed and state.adopted != round_.number - 1):
+        if state.window is None or not (round_.is_seed or state.adopted == round_.number - 1):
             raise ValueError(f"sealed round {message.round} without a window for it")
         if not round_.is_seed:
             self._ledger.seal(state.holder, message.batches)
@@ -238,10 +257,10 @@ class Controller:
         is_first = state.sealed_batches == 0
         state.sealed_batches += message.batches
         state.sealed_step = message.step
-        state.window, state.trained = None, 0
+        state.window, state.trained, state.sealed_at = None, 0, now
         self._rounds.sealed(now)
         if message.batches:
-            self._cadence.observe(state.rank, message.report)
+            self._cadence.observe(state.rank, message.report, is_late=self._windows.was_cut(state.holder))
             if is_first and (usual := self._cadence.ms(state.rank)):
                 state.add_pause("first batch", max(0.0, message.report.first_ms - usual) / 1000.0)
         self._story.sealed(state.rank, message)
@@ -265,13 +284,12 @@ class Controller:
         loss = self._roster.lose(state, event, committed.round if committed else None, now)
         if self._ending.reason:
             state.phase = Phase.GONE
-        effects: list[Effect] = []
         returned = self._ledger.forfeit(holder)
-        if holder not in self._rounds.current.sealed:
-            effects.append(ReleaseMemory(*holder))
+        effects: list[Effect] = [] if holder in self._rounds.current.sealed else [ReleaseMemory(*holder)]
         fields = {"rank": event.rank, "generation": event.generation, "code": event.code, "reason": loss.reason}
         effects.append(Record("exit", {**fields, "is_death": loss.is_death, "returned": returned}))
         self._evaluations.lost(holder)
+        self._saves.lost(holder, is_ending=bool(self._ending.reason))
         if loss.is_death:
             self._last_loss = loss
             self._story.lost(max(0, event.steps_started - state.sealed_batches), loss.reason)
@@ -296,12 +314,13 @@ class Controller:
 
     def _reduced(self, event: Reduced, now: float) -> list[Effect]:
         verdict = self._rounds.reduced(event)
+        self._saves.closed(verdict.closed_epochs)
         if self._settings.evaluates:
             self._evaluations.owe(verdict.closed_epochs)
         if verdict.failure:
             return verdict.effects + self._ending.fail(verdict.failure)
-        again = [s for s in self._roster.present() if s.holder in verdict.overwrite]
-        return verdict.effects + [self._tell_commit(s, Share(), (), now, is_excluded=True) for s in again]
+        ranks = [s for s in self._roster.present() if s.holder in verdict.overwrite]
+        return verdict.effects + [self._commits.tell(s, Share(), (), now, is_excluded=True) for s in ranks]
 
     def _stands(self, event: Committed, now: float) -> list[Effect]:
         """The commit is journalled and swapped in: plan the next window, tell everyone."""
@@ -312,35 +331,7 @@ class Controller:
         self._last_commit_at = now
         if self._first_lease_at is None:
             self._first_lease_at = now
-        return effects + self._open_window(finished, now)
-
-    def _open_window(self, finished: Round, now: float) -> list[Effect]:
-        """A Commit for everyone present, each with its window and leases."""
-        members = self._roster.present()
-        evaluations = self._evaluations.assign(members)
-        shares, why = self._windows.deal(self._rounds.current.number, now)
-        effects: list[Effect] = [Record("window", {"round": self._rounds.current.number, "reason": why})] if why else []
-        for state in members:
-            share = shares.get(state.rank, Share())
-            is_excluded = state.holder in finished.excluded
-            effects.append(self._tell_commit(state, share, evaluations.get(state.rank, ()), now, is_excluded))
-            effects += lease_record(state, share.grant)
-        return effects
-
-    def _tell_commit(
-        self, state: RankState, share: Share, evaluate: tuple[int, ...], now: float, is_excluded: bool = False
-    ) -> Send:
-        committed = self._rounds.committed
-        assert committed is not None
-        state.expect(now)
-        if state.told is None:
-            state.told = committed.round
-        if state.phase is Phase.ADMITTED:
-            state.phase = Phase.ADOPTING
-        commit = Commit(
-            committed.round, committed.buffer, committed.hash, share.window, share.grant, is_excluded, evaluate
-        )
-        return Send(state.rank, commit)
+        return effects + self._commits.open_window(finished, now)
 
     # ---- what can be done now
 
@@ -349,37 +340,31 @@ class Controller:
         if self.is_over:
             return []
         if self._ending.reason:
-            return self._ending.complete(self._rounds.is_sealing, self._ledger.is_complete)
+            effects = self._saves.advance(lambda epochs: False)
+            is_idle = self._rounds.is_sealing and not self._saves.is_under_way
+            return effects + self._ending.complete(is_idle, self._ledger.is_complete)
         rounds = self._rounds
         if rounds.committed is None and rounds.is_sealing and not rounds.current.sealed:
             return self._form(now)
-        effects: list[Effect] = []
+        effects = self._saves.advance(self._evaluations.await_any)
         if rounds.is_sealing and not rounds.current.is_seed:
             effects += self._windows.end_open(now) + self._windows.feed_idle(rounds.current, now)
         if rounds.is_ready():
             effects += rounds.attempt()
         if self._is_finishing():
-            effects += self._finish(now)
-        elif rounds.is_sealing and self._roster.is_lost():
-            effects += self._ending.fail_for_loss("no rank is left", self._last_loss)
+            return effects + self._finish(now)
+        if rounds.is_sealing and self._roster.is_lost():
+            return effects + self._ending.fail_for_loss("no rank is left", self._last_loss)
         return effects
 
     def _form(self, now: float) -> list[Effect]:
         """Once nobody is still to come, the lowest rank present seals its state as round 0."""
-        if self._seeding() or any(s.phase in (Phase.WAITING, Phase.STARTING) for s in self._roster):
+        if self._forming.is_awaiting:
             return []
-        members = self._roster.present()
-        if not members:
-            is_lost = self._roster.is_lost()
-            return self._ending.fail_for_loss("no rank was admitted", self._last_loss) if is_lost else []
-        members[0].window = Window(0, 0)
-        members[0].expect(now)
-        present = f"{len(members)} of {self._settings.world_size} ranks are here"
-        reason = f"{present}; rank {members[0].rank} gives the initial state"
-        return [Record("phase", {"phase": "forming", "reason": reason}), Send(members[0].rank, Seed())]
-
-    def _seeding(self) -> bool:
-        return any(s.phase is Phase.ADMITTED and s.window is not None for s in self._roster)
+        if members := self._roster.present():
+            return self._forming.begin(members, now)
+        is_lost = self._roster.is_lost()
+        return self._ending.fail_for_loss("no rank was admitted", self._last_loss) if is_lost else []
 
     def _is_finishing(self) -> bool:
         return self._ledger.is_complete and self._rounds.committed is not None and self._rounds.is_sealing
@@ -391,11 +376,19 @@ class Controller:
         members = self._roster.present()
         if self._evaluations.owed and members:
             evaluations = self._evaluations.assign(members)
-            return [self._tell_commit(self._roster[rank], Share(), epochs, now) for rank, epochs in evaluations.items()]
+            return [
+                self._commits.tell(self._roster[rank], Share(), epochs, now) for rank, epochs in evaluations.items()
+            ]
         if self._evaluations.owed and self._roster.awaits_somebody():
             return []
+        effects: list[Effect] = []
         if not_evaluated := self._evaluations.give_up():
             self._story.degrade(f"epochs {not_evaluated} were not evaluated: no rank was left")
+            effects += self._saves.advance(self._evaluations.await_any)
         if self._evaluations.are_under_way or any(s.told is not None and s.phase is Phase.ACTIVE for s in members):
-            return []
-        return self._ending.begin("all batches are contributed", now)
+            return effects
+        if self._saves.is_due and not self._saves.is_under_way:
+            effects += self._commits.save_last(now)
+        if self._saves.is_under_way:
+            return effects
+        return effects + self._ending.begin("all batches are contributed", now)

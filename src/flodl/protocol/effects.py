@@ -90,6 +90,46 @@ class CommitRound:
 
 
 @dataclass(frozen=True)
+class SaveVelocity:
+    """Before any other round is committed: write what the outer step remembers, if there is one, into this folder."""
+
+    round: int
+    directory: str
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """One file of a checkpoint that is on disk. size in bytes."""
+
+    name: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FinishCheckpoint:
+    """Every rank's part is in `directory`: make it whole under the number. Ends as CheckpointEnded(round).
+
+    state: ledger, epochs, cadence and ranks as of that round (protocol/saves.py), plain values.
+    writes_consensus: the rank that was to write the committed θ is lost, so that the host does, if θ still stands.
+    """
+
+    round: int
+    number: int
+    directory: str
+    files: tuple[SavedFile, ...]
+    state: dict[str, Any]
+    writes_consensus: bool = False
+
+
+@dataclass(frozen=True)
+class DropCheckpoint:
+    """A checkpoint that cannot be made whole: remove what there is of it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Record:
     """One line for schedule.jsonl, the log and the live view. `time_s` is added by the driver."""
 
@@ -106,7 +146,21 @@ class EndRun:
     traceback: str = ""
 
 
-Effect = Send | StartRank | KillRank | OpenHost | Admit | ReleaseMemory | Reduce | CommitRound | Record | EndRun
+Effect = (
+    Send
+    | StartRank
+    | KillRank
+    | OpenHost
+    | Admit
+    | ReleaseMemory
+    | Reduce
+    | CommitRound
+    | SaveVelocity
+    | FinishCheckpoint
+    | DropCheckpoint
+    | Record
+    | EndRun
+)
 
 
 # ---- what the driver tells the controller, beside the ranks' messages ---------------------------------------------
@@ -173,10 +227,20 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class CheckpointEnded:
+    """A checkpoint is whole, in this folder; or error says why it is not."""
+
+    round: int
+    path: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The user asked to end (Ctrl-C, SIGTERM)."""
 
     reason: str
 
 
-DriverEvent = RankExited | RankSilent | RankHeard | StartFailed | Reduced | Committed | Interrupted
+DriverEvent = RankExited | RankSilent | RankHeard | StartFailed | Reduced | Committed | CheckpointEnded | Interrupted

@@ -22,6 +22,10 @@ class Evaluations:
     def are_under_way(self) -> bool:
         return bool(self._assigned)
 
+    def await_any(self, epochs: Iterable[int]) -> bool:
+        """Metrics of one of these epochs are still to come."""
+        return any(epoch in self.owed or epoch in self._assigned for epoch in epochs)
+
     def owe(self, epochs: Iterable[int]) -> None:
         self.owed = sorted({*self.owed, *epochs})
 

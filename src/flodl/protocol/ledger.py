@@ -50,6 +50,24 @@ class Ledger:
         self._exclusions: dict[tuple[int, int], int] = {}
         self._again: list[tuple[int, int, int]] = []  # (epoch, index, rank to avoid), dealt before the pool
 
+    def restore(self, contributed: Iterable[BatchRange], quarantined: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+        """Before anything is leased: these batches are settled already. Returns the epochs that are closed by that.
+
+        Raises ValueError or IndexError for batches that this run does not hold, or that are named twice.
+        """
+        for batches in contributed:
+            stop = batches.first + batches.count
+            if stop > self._epochs[batches.epoch].size:
+                raise ValueError(f"epoch {batches.epoch} has no batch {stop - 1}")
+            self._epochs[batches.epoch].contributed.add(batches.first, stop)
+        for epoch, index in quarantined:
+            if index in self._epochs[epoch].contributed:
+                raise ValueError(f"batch {index} of epoch {epoch} is contributed and quarantined")
+            self._epochs[epoch].quarantined.add(index, index + 1)
+        for number, epoch_state in enumerate(self._epochs):
+            epoch_state.pool = Ranges(self.remaining(number))
+        return self.close()
+
     # ---- what there is
 
     @property
@@ -65,9 +83,18 @@ class Ledger:
         """Batches that could be leased now."""
         return sum(len(epoch.pool) for epoch in self._epochs[self._current : self._current + 2]) + len(self._again)
 
+    def is_dealt_out(self, epoch: int) -> bool:
+        """Nothing of this epoch is left to lease: the round under way may close it."""
+        return not self._epochs[epoch].pool and not any(number == epoch for number, _, _ in self._again)
+
     def unsettled(self) -> int:
         """Batches of the run not yet contributed or quarantined."""
         return sum(e.size - len(e.contributed) - len(e.quarantined) for e in self._epochs[self._current :])
+
+    def unsettled_in(self, epoch: int) -> int:
+        """The same, of one epoch."""
+        state = self._epochs[epoch]
+        return state.size - len(state.contributed) - len(state.quarantined)
 
     def held(self, holder: Holder) -> int:
         """Leased to this holder and not yet sealed."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from flodl.protocol.admission import differences
 from flodl.protocol.effects import Admit, Effect, KillRank, OpenHost, RankExited, Record, Send, StartRank
@@ -15,6 +17,7 @@ from flodl.protocol.settings import ControllerSettings
 START_LIMIT_S = 60.0
 """A process that is silent and has not introduced itself for so long is taken for hung."""
 
+WAITS_REMEMBERED = 5
 BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
 
@@ -54,6 +57,10 @@ class RankState:
     trained: int = 0  # batches since its last seal, as last heard
     sealed_batches: int = 0  # in this life
     sealed_step: int = 0  # its step count then
+    sealed_at: float = 0.0
+    waits_ms: deque[float] = field(
+        default_factory=lambda: deque(maxlen=WAITS_REMEMBERED)
+    )  # from its seal to the commit
     exclusions: int = 0  # rounds running
     evaluation_ms: float = 0.0
     is_recalling: bool = False  # asked to give leases back, and has not answered: what it holds is not known
@@ -112,6 +119,10 @@ class Roster:
     def layout_tensors(self) -> tuple[tuple[int, str], ...]:
         """(offset, name) of every tensor, ascending; empty before the first Hello."""
         return tuple((t.offset, t.name) for t in self._first.layout.tensors) if self._first else ()
+
+    def signatures(self) -> dict[str, Any]:
+        """The model's and the data's, as every rank has agreed on; empty before the first Hello."""
+        return {"layout": self._first.layout, "data": self._first.data} if self._first else {}
 
     def present(self) -> list[RankState]:
         return [state for state in self._ranks if state.phase in PRESENT]

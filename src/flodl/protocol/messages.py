@@ -141,11 +141,13 @@ class Evaluated(msgspec.Struct, tag="evaluated", frozen=True):
 
 
 class Saved(msgspec.Struct, tag="saved", frozen=True):
-    """The rank's part of a checkpoint is on disk."""
+    """A part of a checkpoint is on disk, or could not be written. path: the file's name; digest: its sha256."""
 
     round: int
     path: str
     digest: str
+    size: int = 0  # in bytes
+    error: str = ""  # why it is not on disk; '' if it is
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -179,6 +181,13 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     differences: tuple[str, ...]
 
 
+class Restore(msgspec.Struct, tag="restore", frozen=True):
+    """Go on from this checkpoint: take the optimizer's state from it, and, before a Seed, the model's."""
+
+    path: str
+    consensus: bool = False
+
+
 class Seed(msgspec.Struct, tag="seed", frozen=True):
     """Seal the state that the model was built with, as round 0."""
 
@@ -197,10 +206,14 @@ class Window(msgspec.Struct, frozen=True):
     round: int
     batches: int | None
     run_ahead: int = 0  # how many batches to train after the seal while the round runs
+    saves: bool = False  # async: the round may be saved, so a copy of the optimizer's state is kept at its seal
 
 
 class Commit(msgspec.Struct, tag="commit", frozen=True):
-    """Round is committed: θ stands in `buffer`. Adopt it at the next step boundary, then follow `window`."""
+    """Round is committed: θ stands in `buffer`. Adopt it at the next step boundary, then follow `window`.
+
+    adopt_at: in a replay, the rank's own step number at which to adopt; up to it the rank trains on as it may.
+    """
 
     round: int
     buffer: int
@@ -209,6 +222,9 @@ class Commit(msgspec.Struct, tag="commit", frozen=True):
     grant: tuple[BatchRange, ...] = ()
     excluded: bool = False  # this rank's contribution was not finite: overwrite and clear the optimizer's state
     evaluate: tuple[int, ...] = ()  # epochs whose evaluation this rank does now, on the adopted θ
+    save: str = ""  # the folder to write this rank's part of a checkpoint of this round to, before adopting
+    saves_consensus: bool = False  # and the committed θ
+    adopt_at: int = 0
 
 
 class Continue(msgspec.Struct, tag="continue", frozen=True):
@@ -237,7 +253,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 FromRank = Hello | Adopted | Sealed | Progress | Recalled | Paused | Resumed | Evaluated | Saved | Failed | Leaving
-ToRank = Welcome | Refused | Seed | Grant | Commit | Continue | SealNow | Recall | Stop
+ToRank = Welcome | Refused | Restore | Seed | Grant | Commit | Continue | SealNow | Recall | Stop
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()

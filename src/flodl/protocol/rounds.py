@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from flodl.protocol.effects import CommitRound, Committed, Effect, Record, Reduc
 from flodl.protocol.guard import Guard
 from flodl.protocol.ledger import Holder, Ledger
 from flodl.protocol.membership import Phase, Roster
+from flodl.protocol.messages import Sealed
 from flodl.protocol.round import Round, RoundPhase
 from flodl.protocol.settings import ControllerSettings
 from flodl.protocol.story import Story
@@ -67,6 +69,10 @@ class Rounds:
         """A contribution came in: a round's time runs from the last."""
         self._last_seal = now
 
+    def leave_untimed(self) -> None:
+        """Ranks write a checkpoint before they adopt this round: its time says nothing about the next."""
+        self._is_timed = True
+
     def adopted(self, now: float) -> list[Effect]:
         """Where ranks wait, a round has ended when all who take part have adopted it."""
         if self._is_timed or any(s.told is not None for s in self._roster if s.phase is Phase.ACTIVE):
@@ -84,7 +90,15 @@ class Rounds:
         self._attempts += 1
         reduce = self.current.start_attempt(self._attempts)
         cohort = [
-            {"rank": c.rank, "generation": c.generation, "batches": c.batches, "samples": c.samples, "weight": c.weight}
+            {
+                "rank": c.rank,
+                "generation": c.generation,
+                "batches": c.batches,
+                "samples": c.samples,
+                "weight": c.weight,
+                "ms": self._cadence.ms(c.rank),
+                "loss": _mean_loss(self.current.sealed[(c.rank, c.generation)]),
+            }
             for c in reduce.contributions
         ]
         return [Record("attempt", {"round": reduce.round, "attempt": reduce.attempt, "cohort": cohort}), reduce]
@@ -121,14 +135,18 @@ class Rounds:
         self._story.closed(closed, aborted.number - 1)
         reason = "nothing was in it but batches that were not finite twice"
         fields = {"round": aborted.number, "reason": reason, "closed_epochs": list(closed)}
-        return Verdict([*effects, Record("abort", fields)], closed_epochs=closed, overwrite=tuple(aborted.excluded))
+        effects = [*effects, Record("abort", fields), *self._epochs(closed)]
+        return Verdict(effects, closed_epochs=closed, overwrite=tuple(aborted.excluded))
 
     def stands(self, event: Committed, now: float) -> tuple[Round, list[Effect]] | None:
         """The commit is swapped in: the next round opens. Returns the finished one; None if told before."""
         if self.committed is not None and event.round <= self.committed.round:
             return None
         finished, self.committed = self.current, event
-        effects: list[Effect] = [Record("commit", {"round": event.round, "hash": event.hash, "seconds": event.seconds})]
+        fields: dict[str, Any] = {"round": event.round, "hash": event.hash, "seconds": event.seconds}
+        where = {"epoch": self._ledger.current_epoch, "left": self._ledger.unsettled()}
+        pace = {"anchor": self._cadence.anchor, "drift": None if self._guard is None else self._story.drift}
+        effects: list[Effect] = [Record("commit", {**fields, **where, **pace})]
         for rank, generation in [*finished.sealed, *finished.excluded]:
             state = self._roster[rank]
             if state.generation != generation or state.phase in (Phase.WAITING, Phase.GONE):
@@ -137,8 +155,12 @@ class Rounds:
         self._is_timed = finished.is_seed
         if finished.is_seed:
             effects.append(Record("phase", {"phase": "training", "reason": "every rank has the initial state"}))
-        elif self._settings.mode.endswith("-async"):
-            effects += self._observe(now)
+        else:
+            for rank, generation in finished.sealed:
+                if self._roster[rank].generation == generation:
+                    self._roster[rank].waits_ms.append(max(0.0, now - self._roster[rank].sealed_at) * 1000.0)
+            if self._settings.mode.endswith("-async"):
+                effects += self._observe(now)
         return finished, effects
 
     def _exclude(self, rank: int, generation: int, first: str) -> tuple[Record, bool]:
@@ -168,7 +190,12 @@ class Rounds:
             "quarantined": self._ledger.quarantined(),
         }
         commit = CommitRound(round_.number, attempt, round_.is_seed, settled.batches, state)
-        return Verdict([*effects, commit], closed_epochs=settled.closed_epochs)
+        effects += [*self._epochs(settled.closed_epochs), commit]
+        return Verdict(effects, closed_epochs=settled.closed_epochs)
+
+    def _epochs(self, closed: Iterable[int]) -> list[Record]:
+        """What the epochs that are closed now came to."""
+        return [Record("epoch", self._story.epochs[epoch].as_dict(epoch)) for epoch in closed]
 
     def _judge(self, event: Reduced) -> list[Effect]:
         if self._guard is None or self.current.is_seed or event.norm <= 0.0:
@@ -185,3 +212,9 @@ class Rounds:
             self._cadence.release()
             return []
         return [Record("guard", {"round": self.current.number, "word": verdict.word, "reason": verdict.reason})]
+
+
+def _mean_loss(message: Sealed) -> float | None:
+    """Over the samples of its window; None where it has none."""
+    samples = sum(n for _, _, n in message.losses)
+    return sum(summed for _, summed, _ in message.losses) / samples if samples else None

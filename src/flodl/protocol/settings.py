@@ -5,6 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from flodl.protocol.messages import BatchRange, DataSpec, LayoutSpec
+
+
+@dataclass(frozen=True)
+class SaveSettings:
+    """Where and how often this run saves. directory: absolute. first_number: added to a round's number for its name."""
+
+    directory: str
+    run: str
+    every_epochs: int = 1
+    first_number: int = 0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run goes on from. round: counted through all runs before this one.
+
+    epochs: (sum of loss · samples, samples, closing round or None, metrics), in order. ms: per batch and rank, of the
+    ranks that are what they were.
+    """
+
+    path: str
+    round: int
+    layout: LayoutSpec
+    data: DataSpec
+    contributed: tuple[BatchRange, ...] = ()
+    quarantined: tuple[tuple[int, int], ...] = ()
+    epochs: tuple[tuple[float, int, int | None, dict[str, float]], ...] = ()
+    anchor: int = 10
+    ms: dict[int, float] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class ControllerSettings:
@@ -29,6 +60,8 @@ class ControllerSettings:
     eval_rank: int | None = None
     outer_min_window: int = 0  # mean batches per rank and window below which the window is stretched; 0: no outer step
     plan: dict[str, Any] = field(default_factory=dict)
+    saves: SaveSettings | None = None
+    beginning: Beginning | None = None
 
     @property
     def batches_per_epoch(self) -> int:

@@ -42,6 +42,7 @@ class Story:
         self.reasons: list[str] = []
         self.degraded: list[str] = []
         self.drift = 0.0
+        self.first_round = 0  # of the runs before this one that it goes on from
         self._rounds = 0
         self._batches = [0] * world_size
         self._samples = [0] * world_size
@@ -49,6 +50,16 @@ class Story:
         self._recomputed = 0
         self._exclusions = 0
         self._quarantined: list[tuple[int, int]] = []
+
+    def restore(self, epochs: Iterable[EpochStory], quarantined: Iterable[tuple[int, int]]) -> None:
+        """Of the run that this one goes on from; epochs in order."""
+        self._quarantined = list(quarantined)
+        for number, story in zip(range(len(self.epochs)), epochs, strict=False):
+            self.epochs[number] = story
+
+    def batches_of(self, rank: int) -> int:
+        """Contributed by this rank in this run."""
+        return self._batches[rank]
 
     def sealed(self, rank: int, message: Sealed) -> None:
         self._raw_over_pad[rank] += message.report.raw_over_pad
@@ -67,7 +78,7 @@ class Story:
 
     def closed(self, epochs: Iterable[int], round_: int) -> None:
         for epoch in epochs:
-            self.epochs[epoch].closed_in_round = round_
+            self.epochs[epoch].closed_in_round = self.first_round + round_
 
     def evaluated(self, message: Evaluated) -> None:
         self.epochs[message.epoch].metrics = message.metrics

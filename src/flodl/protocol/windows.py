@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from flodl.protocol.cadence import PROBE_BATCHES, Cadence
 from flodl.protocol.effects import Effect, Record, Send
@@ -13,6 +15,7 @@ from flodl.protocol.membership import Phase, RankState, Roster
 from flodl.protocol.messages import BatchRange, Continue, Grant, Recall, SealNow, Window
 from flodl.protocol.planning import Horizon, Member, one_each, targets
 from flodl.protocol.round import Round
+from flodl.protocol.saves import NO_ORDER, Order, Saves
 from flodl.protocol.settings import ControllerSettings
 
 NEXT_LOOK_S = 0.1
@@ -28,6 +31,15 @@ class Share:
 
     window: Window | None = None
     grant: tuple[BatchRange, ...] = ()
+    save: Order = NO_ORDER
+
+
+@dataclass(frozen=True)
+class Duties:
+    """What ranks do beside training."""
+
+    evaluations: Evaluations
+    saves: Saves
 
 
 class Windows:
@@ -39,17 +51,19 @@ class Windows:
         ledger: Ledger,
         roster: Roster,
         cadence: Cadence,
-        evaluations: Evaluations,
+        duties: Duties,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._roster = roster
         self._cadence = cadence
-        self._evaluations = evaluations
+        self._evaluations = duties.evaluations
+        self._saves = duties.saves
         self._round = 0
         self._ends_at = 0.0  # when the longest window should be over, by the measured speeds; inf: open
         self._cut_at: float | None = None
         self._told_to_seal: set[Holder] = set()
+        self._was_cut: set[Holder] = set()
         self._ends_first: Holder | None = None
 
     @property
@@ -67,9 +81,10 @@ class Windows:
         self._round = round_
         self._cut_at, self._ends_first = None, None
         self._told_to_seal.clear()
+        self._was_cut.clear()
         members = [s for s in self._roster.present() if s.phase is not Phase.ADOPTING and not s.is_recalling]
         wanted, why = self._plan(members, now)
-        return self._equip(members, wanted), why
+        return self._announced(self._equip(members, wanted), opens=True), why
 
     def _plan(self, members: list[RankState], now: float) -> tuple[dict[int, int | None], str]:
         """Batches per rank: None is an open window, 0 nothing to do."""
@@ -109,6 +124,16 @@ class Windows:
                     missing -= sum(b.count for b in grant)
         return shares
 
+    def _announced(self, shares: dict[int, Share], opens: bool) -> dict[int, Share]:
+        """The same, told that the round may be saved where it may."""
+        if not self._saves.announces(self._round, opens):
+            return shares
+        for rank, share in shares.items():
+            if share.window is not None:
+                window = self._roster[rank].window = msgspec.structs.replace(share.window, saves=True)
+                shares[rank] = replace(share, window=window)
+        return shares
+
     def _equip_one(self, state: RankState, target: int | None, wanted: dict[int, int | None]) -> Share:
         state.window = None
         if target == 0:
@@ -129,11 +154,11 @@ class Windows:
         return Share(state.window, grant)
 
     def _run_ahead(self, state: RankState, target: int | None) -> int:
-        """async: batches that cover the measured round at the rank's own pace, and one more; one window at most."""
+        """async: batches that cover the rank's longest recent wait for a commit, and one more; one window at most."""
         ms = self._cadence.ms(state.rank)
         if not self._is_async or ms is None or target is None:
             return 0
-        return min(target, int(self._cadence.round_ms / ms) + 1)
+        return min(target, int(max(state.waits_ms, default=self._cadence.round_ms) / ms) + 1)
 
     def _grant(self, state: RankState, count: int) -> tuple[BatchRange, ...]:
         return self._ledger.grant(state.holder, count, is_alone=len(self._roster.present()) == 1)
@@ -204,13 +229,21 @@ class Windows:
             self._ends_at = max(ends, now)
             wanted = self._fit(wanted, ends - now)
         effects: list[Effect] = []
-        for rank, share in self._equip(idle, wanted).items():
+        for rank, share in self._announced(self._equip(idle, wanted), opens=False).items():
             state = self._roster[rank]
             if share.window is not None:
                 round_.drop_empty(state.holder)
+                self._forget_end(state.holder)
                 state.expect(now)
                 effects += [Send(rank, Continue(share.window, share.grant)), *lease_record(state, share.grant)]
         return [Record("window", {"round": self._round, "reason": why}), *effects] if effects else []
+
+    def _forget_end(self, holder: Holder) -> None:
+        """It got another window in the same round: that its first was ended says nothing of this one."""
+        self._told_to_seal.discard(holder)
+        self._was_cut.discard(holder)
+        if self._ends_first == holder:
+            self._ends_first = None
 
     def _fit(self, wanted: dict[int, int | None], left_s: float) -> dict[int, int | None]:
         """No more than fits into the window that the others are in, so that the joiner is not waited for."""
@@ -246,12 +279,17 @@ class Windows:
             late = [s for s in late if s.told is None]
         effects: list[Effect] = []
         for state in late:
+            self._was_cut.add(state.holder)
             effects += self._end_now(state)
         if late:
             ranks = ", ".join(str(s.rank) for s in late)
             reason = f"the others wait for rank {ranks}: the window ends at its next step"
             effects.insert(0, Record("cut", {"round": self._round, "reason": reason}))
         return effects
+
+    def was_cut(self, holder: Holder) -> bool:
+        """Whether this rank was late in the round under way: what was known of its speed no longer holds."""
+        return holder in self._was_cut
 
     def recalled(self, state: RankState, epoch: int | None, index: int | None) -> None:
         """The rank's answer to a Recall. Raises ValueError for one that was not asked for."""
@@ -266,6 +304,7 @@ def _is_idle(state: RankState, round_: Round) -> bool:
     return (
         state.phase is Phase.ACTIVE
         and state.window is None
+        and state.told is None
         and not state.is_recalling
         and state.adopted == round_.number - 1
         and not round_.counts(state.holder)

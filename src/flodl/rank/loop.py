@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -27,7 +27,9 @@ from flodl.protocol.messages import (
     Progress,
     Recall,
     Recalled,
+    Restore,
     Resumed,
+    Saved,
     Sealed,
     SealNow,
     Seed,
@@ -72,14 +74,35 @@ class Work(Protocol):
     def evaluate(self, epoch: int) -> dict[str, float]: ...
 
 
+class Saving(Protocol):
+    """Checkpoints, as the loop sees them (rank/saving.py)."""
+
+    def keep(self) -> Any:
+        """What save() needs of the rank as it is now; given back to it later."""
+
+    def save(self, commit: Commit, kept: Any) -> list[Saved]: ...
+    def restore_state(self, path: str) -> None: ...
+    def restore_consensus(self, path: str) -> None: ...
+
+
 class RankLoop:
     """One rank's loop. `step` counts the batches of this process; `current` is the batch in work, for a failure."""
 
-    def __init__(self, line: Line, plane: Plane, work: Work, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        line: Line,
+        plane: Plane,
+        work: Work,
+        clock: Callable[[], float] = time.monotonic,
+        saving: Saving | None = None,
+    ) -> None:
+        """saving: None where the run has no checkpoints."""
         self._line = line
         self._plane = plane
         self._work = work
         self._clock = clock
+        self._saving = saving
+        self._kept: Any = None  # what saving kept at the last seal, until the round is adopted
         self._leases = Leases()
         self._window: Window | None = None
         self._ahead = 0  # batches that may still be trained without a window, while the round runs
@@ -98,7 +121,7 @@ class RankLoop:
                 self._handle(message)
             if self._is_stopping:
                 break
-            if self._commit is not None:
+            if self._commit is not None and self._is_due(self._commit):
                 self._adopt(self._commit)
             if self._must_seal():
                 self._seal()
@@ -109,7 +132,11 @@ class RankLoop:
     # ---- what to do
 
     def _has_work(self) -> bool:
-        return self._commit is not None or self._must_seal() or self._may_train()
+        may_adopt = self._commit is not None and self._is_due(self._commit)
+        return may_adopt or self._must_seal() or self._may_train()
+
+    def _is_due(self, commit: Commit) -> bool:
+        return self.step >= commit.adopt_at
 
     def _must_seal(self) -> bool:
         window = self._window
@@ -125,13 +152,18 @@ class RankLoop:
 
     def _handle(self, message: ToRank) -> None:
         match message:
+            case Restore():
+                self._restore(message)
             case Seed(round):
                 self._plane.seal()
                 self._send_sealed(round)
             case Grant(batches):
                 self._grant(batches)
             case Commit():
-                self._commit = message if self._commit is None else _latest(self._commit, message)
+                if self._commit is not None:
+                    self._save(self._commit)
+                    message = _latest(self._commit, message)
+                self._commit = message
                 self._grant(message.grant)
             case Continue(window, grant):
                 self._window = window
@@ -156,6 +188,7 @@ class RankLoop:
 
     def _adopt(self, commit: Commit) -> None:
         self._commit = None
+        self._save(commit)
         ahead = self._tally.batches
         taken = self._plane.adopt(commit.buffer, commit.excluded)
         if commit.excluded:
@@ -177,10 +210,39 @@ class RankLoop:
                 self._line.send(Evaluated(epoch, commit.round, metrics, self._clock() - started))
         self._line.send(Resumed("evaluate", self._clock() - began))
 
+    def _save(self, commit: Commit) -> None:
+        """Before adopting, so that the buffer stays what it is and a waiting rank's optimizer stands as at the seal."""
+        kept, self._kept = self._kept, None
+        if not commit.save:
+            return
+        if commit.excluded:
+            self._work.forget()
+            kept = None
+        began = self._clock()
+        self._line.send(Paused("checkpoint"))
+        for answer in self._checkpoints().save(commit, kept):
+            self._line.send(answer)
+        self._line.send(Resumed("checkpoint", self._clock() - began))
+
+    def _restore(self, message: Restore) -> None:
+        began = self._clock()
+        self._line.send(Paused("restore"))
+        if message.consensus:
+            self._checkpoints().restore_consensus(message.path)
+        else:
+            self._checkpoints().restore_state(message.path)
+        self._line.send(Resumed("restore", self._clock() - began))
+
+    def _checkpoints(self) -> Saving:
+        if self._saving is None:
+            raise WireError("the controller spoke of checkpoints to a rank that has none")
+        return self._saving
+
     def _seal(self) -> None:
         assert self._window is not None
         self._plane.seal()
         window, self._window = self._window, None
+        self._kept = self._checkpoints().keep() if window.saves else None
         self._ahead, self._is_sealing = window.run_ahead, False
         self._send_sealed(window.round)
 

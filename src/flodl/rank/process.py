@@ -23,6 +23,7 @@ from flodl.rank.data_signature import data_signature
 from flodl.rank.line import Admission, ControlLine
 from flodl.rank.loop import RankLoop
 from flodl.rank.parts import Parts
+from flodl.rank.saving import Saving
 from flodl.rank.trainee import Trainee
 
 LONGEST_HEARTBEAT_S = 1.0
@@ -80,7 +81,8 @@ class RankProcess:
             self._line.send(Leaving(0))
             return
         trainee.counter = RankPage(admission.rank)
-        self._loop = RankLoop(self._line, self._plane(layout, admission), trainee)
+        plane = self._plane(layout, admission)
+        self._loop = RankLoop(self._line, plane, trainee, saving=Saving(trainee, layout.spec, plane.read_committed))
         self._loop.run()
 
     def _plane(self, layout: ModelLayout, admission: Admission) -> CpuPlane:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flodl.averaging.consensus import save_consensus
-from flodl.plan import Plan
-from flodl.protocol.ledger import epoch_sizes
+from flodl.checkpoint.document import EpochRecord
+from flodl.checkpoint.start import Start
+from flodl.plan import Plan, plan_to_dict
 from flodl.protocol.messages import BatchRange
 from flodl.rank.evaluation import mean_loss
 from flodl.rank.leases import Leases
 from flodl.rank.parts import Parts
+from flodl.rank.solo_progress import SoloProgress
 from flodl.rank.tally import Trained
 from flodl.rank.trainee import Trainee
 
@@ -44,23 +48,44 @@ class _Account:
         self.paused_s += trained.pause_ms / 1e3
 
 
-def run_solo(plan: Plan, parts: Parts, run_directory: str) -> dict[str, Any]:
+Tell = Callable[[str, dict[str, Any]], None]
+"""Hears of the run's records: kind and fields."""
+
+
+def run_solo(
+    plan: Plan, parts: Parts, run_directory: str, tell: Tell | None = None, start: Start | None = None
+) -> dict[str, Any]:
     """Trains every epoch, evaluates after each, saves consensus.safetensors in the run directory.
 
-    The result, plain values, also in result.json: wall_s (all of it), training_s (without evaluation and callbacks),
-    epochs as [{epoch, loss, samples, metrics}], step_ms (median, without the first), first_step_ms, samples, batches,
-    samples_per_s, raw_over_pad. Ctrl-C and failures save the model as it stands and go on up.
+    start: what it goes on from and where it saves. The result, plain values, also in result.json: wall_s (all of it),
+    training_s (without evaluation, callbacks and checkpoints), epochs as [{epoch, loss, samples, metrics}], step_ms
+    (median, without the first), first_step_ms, samples, batches, samples_per_s, raw_over_pad, degraded, resumed_from.
+    Ctrl-C and failures save the model as it stands and go on up. Raises CheckpointError before the first step.
     """
+    start = start or Start()
     began = time.perf_counter()
     trainee = Trainee(plan, parts, rank=0)
     account = _Account()
     trained_from = time.perf_counter()
     try:
-        sizes = epoch_sizes(
-            trainee.order.batches_per_epoch, plan.data.epochs, trainee.order.samples_per_epoch, plan.data.samples
-        )
-        for epoch, batches in enumerate(sizes):
-            account.epochs.append(_train_epoch(trainee, account, BatchRange(epoch, 0, batches)))
+        progress = SoloProgress(plan, parts, trainee, start)
+        account.epochs = [_told(record) for record in progress.epochs[: progress.epoch]]
+        trained_from = time.perf_counter()
+        if tell is not None:
+            epochs = len(progress.epochs)
+            size = {
+                "batches_per_epoch": trainee.order.batches_per_epoch,
+                "batches": progress.size,
+                "epochs": epochs,
+            }
+            tell("head", {"plan": plan_to_dict(plan), "dataset_length": len(parts.data), **size})
+            tell("phase", {"phase": "training", "reason": "one device needs no rounds"})
+        while not progress.is_over:
+            record = _train_epoch(trainee, account, progress.lease(), progress.epochs[progress.epoch])
+            account.epochs.append(_told(record))
+            account.paused_s += progress.close(record)
+            if tell is not None:
+                _tell_epoch(tell, account.epochs[-1])
         training_s = time.perf_counter() - trained_from - account.paused_s
     finally:
         trainee.close()
@@ -80,9 +105,17 @@ def run_solo(plan: Plan, parts: Parts, run_directory: str) -> dict[str, Any]:
         "raw_over_pad": trainee.raw_over_pad,
         "shares": [1.0],
         "rounds": 0,
+        "degraded": progress.degraded,
+        "resumed_from": start.resumed_from,
     }
     _write(result, Path(run_directory) / RESULT_FILE)
     return result
+
+
+def _tell_epoch(tell: Tell, epoch: dict[str, Any]) -> None:
+    tell("epoch", {name: epoch[name] for name in ("epoch", "loss", "samples")})
+    if epoch["metrics"]:
+        tell("evaluation", {"rank": 0, "epoch": epoch["epoch"], "metrics": epoch["metrics"]})
 
 
 def _write(result: dict[str, Any], path: Path) -> None:
@@ -92,11 +125,19 @@ def _write(result: dict[str, Any], path: Path) -> None:
     temporary.replace(path)
 
 
-def _train_epoch(trainee: Trainee, account: _Account, batches: BatchRange) -> dict[str, Any]:
+def _told(record: EpochRecord) -> dict[str, Any]:
+    loss = mean_loss(math.nan if record.loss_sum is None else record.loss_sum, record.samples)
+    return {"epoch": record.epoch, "loss": loss, "samples": record.samples, "metrics": dict(record.metrics)}
+
+
+def _train_epoch(
+    trainee: Trainee, account: _Account, batches: tuple[BatchRange, ...], before: EpochRecord
+) -> EpochRecord:
+    """before: what an earlier run had trained of this epoch."""
     leases = Leases()
-    leases.grant((batches,))
+    leases.grant(batches)
     trainee.follow(leases)
-    summed, samples = 0.0, 0
+    summed, samples = math.nan if before.loss_sum is None else before.loss_sum, before.samples
     while leases:
         trained = trainee.train(leases.next(), leases)
         account.add(trained)
@@ -105,6 +146,6 @@ def _train_epoch(trainee: Trainee, account: _Account, batches: BatchRange) -> di
     metrics: dict[str, float] = {}
     if trainee.evaluates:
         started = time.perf_counter()
-        metrics = trainee.evaluate(batches.epoch)
+        metrics = trainee.evaluate(before.epoch)
         account.paused_s += time.perf_counter() - started
-    return {"epoch": batches.epoch, "loss": mean_loss(summed, samples), "samples": samples, "metrics": metrics}
+    return EpochRecord(before.epoch, summed, samples, None, dict(metrics))

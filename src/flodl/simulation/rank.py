@@ -26,7 +26,9 @@ from flodl.protocol.messages import (
     Recall,
     Recalled,
     Refused,
+    Restore,
     Resumed,
+    Saved,
     Sealed,
     SealNow,
     SectionSpec,
@@ -38,7 +40,7 @@ from flodl.protocol.messages import (
     Window,
     WindowReport,
 )
-from flodl.simulation.scenario import Batch, Holder, Scenario
+from flodl.simulation.scenario import Batch, Holder, Scenario, Violation
 
 Said = Callable[[FromRank], None]
 
@@ -122,6 +124,7 @@ class SimRank:
         self._step = 0
         self._ahead = 0
         self._seals_now = False
+        self._keeps = False  # a copy of what the optimizer was at the last seal
         self._seed_asked = False
         self._stop: str | None = None
         self._is_busy = False
@@ -203,6 +206,9 @@ class SimRank:
         elif self._commit is not None:
             commit, self._commit = self._commit, None
             self.reading = commit.buffer
+            if commit.save:
+                self._busy("save", self.costs.copy_ms, lambda: self._finish_save(commit))
+                return
             self._busy("adopt", self.costs.copy_ms, lambda: self._finish_adopt(commit))
         elif self._is_due():
             round_ = self._window.round if self._window else -1
@@ -221,7 +227,7 @@ class SimRank:
         match message:
             case Refused():
                 self._end(1)
-            case Welcome():
+            case Welcome() | Restore():
                 pass
             case Seed():
                 self._seed_asked = True
@@ -229,7 +235,10 @@ class SimRank:
                 self._leases.extend(batches)
             case Commit():
                 self._leases.extend(message.grant)
-                self._commit = message if self._commit is None else _latest(self._commit, message)
+                if self._commit is not None:
+                    self._save(self._commit)
+                    message = _latest(self._commit, message)
+                self._commit = message
             case Continue(window, grant):
                 self._leases.extend(grant)
                 self._window = window
@@ -289,11 +298,30 @@ class SimRank:
         memory.batches, memory.sealed_round, memory.based_on = trained, round_, self._adopted
         memory.poisoned = self._poisoned
         self._ahead = self._window.run_ahead if self._window else 0
+        self._keeps = self._window is not None and self._window.saves
         self._window = None
         samples = sum(self._samples(index) for _, index in trained)
         report = WindowReport(max(0, len(cost) - 1), sum(cost[1:]), 0.0, cost[0] if cost else 0.0)
         losses = tuple((epoch, 1.0 * self._samples(index), self._samples(index)) for epoch, index in trained)
         self._say(Sealed(round_, self._step, len(trained), samples, report, losses))
+
+    def _finish_save(self, commit: Commit) -> None:
+        self._save(commit)
+        self.reading = None
+        self._commit = msgspec.structs.replace(commit, save="")
+
+    def _save(self, commit: Commit) -> None:
+        if not commit.save:
+            return
+        if self.is_async and self._trained and not self._keeps:
+            raise Violation(f"rank {self.rank} is to save round {commit.round} and has trained on without a copy")
+        self._world.reads(commit)
+        names = [*(["consensus.safetensors"] if commit.saves_consensus else []), f"rank-{self.rank}.safetensors"]
+        error = "No space left on device" if self.rank in self.scenario.failing_saves else ""
+        self._say(Paused("checkpoint"))
+        for name in names:
+            self._say(Saved(commit.round, name, "" if error else "00" * 32, 1, error))
+        self._say(Resumed("checkpoint", self.costs.copy_ms / 1000.0))
 
     def _finish_adopt(self, commit: Commit) -> None:
         self._world.reads(commit)

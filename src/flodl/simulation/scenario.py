@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flodl.protocol.effects import EndRun
+from flodl.protocol.effects import EndRun, FinishCheckpoint
 from flodl.protocol.settings import ControllerSettings
 
 Batch = tuple[int, int]
 Holder = tuple[int, int]
 
 KINDS = ("kill", "stop", "thaw", "quit", "raise", "slow", "partition", "flip", "start_failure", "interrupt")
-PHASES = ("boot", "seed", "train", "seal", "adopt", "evaluate", "reduce", "commit")
+PHASES = ("boot", "seed", "train", "seal", "save", "adopt", "evaluate", "reduce", "commit")
 
 
 class Violation(AssertionError):
@@ -43,8 +43,8 @@ class Scenario:
     """A run to simulate. step_ms: per rank.
 
     nan_batches make the parameters of whoever trains them not finite; failing_batches end whoever starts them with an
-    exception. plans, layouts: ranks that come with another plan or model than the rest. jitter: each step takes up to
-    so much of its time more or less. *_ms pairs are bounds of uniform draws.
+    exception. plans, layouts: ranks that come with another plan or model than the rest. failing_saves: ranks whose disk
+    is full. jitter: each step takes up to so much of its time more or less. *_ms pairs are bounds of uniform draws.
     """
 
     settings: ControllerSettings
@@ -55,6 +55,7 @@ class Scenario:
     failing_batches: frozenset[Batch] = frozenset()
     plans: dict[int, dict[str, object]] = field(default_factory=dict)
     layouts: frozenset[int] = frozenset()
+    failing_saves: frozenset[int] = frozenset()
     jitter: float = 0.0
     evaluation_ms: float = 50.0
     message_ms: tuple[float, float] = (0.05, 2.0)
@@ -73,6 +74,7 @@ class Outcome:
     contributed: list[Batch] = field(default_factory=list)
     befell: list[Fault] = field(default_factory=list)
     summary: dict[str, object] = field(default_factory=dict)
+    checkpoints: list[FinishCheckpoint] = field(default_factory=list)
     virtual_s: float = 0.0
 
     def of(self, kind: str) -> list[dict[str, object]]:

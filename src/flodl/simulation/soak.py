@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from flodl.protocol.settings import ControllerSettings
+from flodl.protocol.settings import ControllerSettings, SaveSettings
 from flodl.simulation.scenario import Batch, Fault, Scenario
 from flodl.simulation.world import World
 
@@ -35,6 +35,7 @@ def scenario(seed: int) -> Scenario:
         prefetch=draw.randint(0, 4),
         evaluates=draw.random() < 0.5,
         outer_min_window=draw.choice([0, 0, 0, 4]),
+        saves=_saves(seed),
     )
     step_ms = tuple(draw.choice([5.0, 10.0, 47.0, 90.0]) * draw.uniform(0.8, 1.25) for _ in range(world_size))
     return Scenario(
@@ -46,7 +47,16 @@ def scenario(seed: int) -> Scenario:
         failing_batches=_some(draw, settings, 0.03),
         jitter=draw.choice([0.0, 0.0, 0.2]),
         evaluation_ms=draw.choice([5.0, 50.0, 900.0]),
+        start_ms=draw.choice([(20.0, 200.0), (20.0, 200.0), (500.0, 4000.0)]),
+        failing_saves=frozenset({seed % world_size}) if seed % 11 == 0 else frozenset(),
     )
+
+
+def _saves(seed: int) -> SaveSettings | None:
+    """Half of all runs save, most after every epoch."""
+    if seed % 2:
+        return None
+    return SaveSettings("/checkpoints", f"run-{seed}", every_epochs=2 if seed % 5 == 0 else 1)
 
 
 def _faults(draw: random.Random, settings: ControllerSettings, step_ms: tuple[float, ...]) -> tuple[Fault, ...]:

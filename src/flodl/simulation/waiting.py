@@ -16,14 +16,14 @@ DETECT_MS = 5000.0
 class Waiting:
     """Two bounds. Nobody at all works: STALL_MS. One rank waits: STALL_MS and two of the longest windows dealt so far.
 
-    For some time after a fault, detection and a restart may come on top.
+    For each rank that fell silent lately, detection comes on top.
     """
 
     def __init__(self, scenario: Scenario, complain: Callable[[str], Exception]) -> None:
         self._scenario = scenario
         self._complain = complain
         self._longest_ms = 4.0 * max(scenario.step_ms)
-        self._disturbed_at = float("-inf")
+        self._silences: list[float] = []
         self._quiet_since = 0.0
 
     def told(self, sim: SimRank, message: object) -> None:
@@ -35,19 +35,20 @@ class Waiting:
     def slowed(self, step_ms: float) -> None:
         self._longest_ms = max(self._longest_ms, 4.0 * step_ms)
 
-    def disturbed(self, now: float) -> None:
-        self._disturbed_at = now
+    def silenced(self, now: float) -> None:
+        self._silences.append(now)
 
     def check(self, now: float, until: float, ranks: Mapping[int, SimRank], is_open: bool) -> None:
         """Nothing happens between `now` and `until`."""
         running = [sim for sim in ranks.values() if sim.health is Health.RUNNING and sim.steps_started]
         idle = [sim for sim in running if sim.idle_since is not None]
-        patience = DETECT_MS if self._disturbed_at + DETECT_MS + STALL_MS > now else 0.0
+        since = now - 2.0 * DETECT_MS - STALL_MS
+        patience = DETECT_MS * sum(at > since for at in self._silences)
         if not is_open or len(idle) < len(running) or not running:
             self._quiet_since = until
         elif until - self._quiet_since > STALL_MS + patience:
-            since = f"since {self._quiet_since:.0f} ms"
-            raise self._complain(f"ranks {[s.rank for s in running]} stand idle {since}, and nothing else happens")
+            who = f"ranks {[s.rank for s in running]} stand idle since {self._quiet_since:.0f} ms"
+            raise self._complain(f"{who}, and nothing else happens")
         limit = STALL_MS + 2.0 * self._longest_ms + self._scenario.evaluation_ms + patience
         for sim in idle:
             if sim.idle_since is not None and until - sim.idle_since > limit:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flodl.protocol.effects import CommitRound, EndRun, Record, Reduce
+from flodl.protocol.settings import Beginning
 from flodl.simulation.rank import Memory
 from flodl.simulation.scenario import Batch, Holder, Scenario
 
@@ -20,6 +21,7 @@ class Witness:
     scenario: Scenario
     complain: Complain
     contributed: set[Batch] = field(default_factory=set)
+    earlier: set[Batch] = field(default_factory=set)  # contributed by the run that this one goes on from
     quarantined: set[Batch] = field(default_factory=set)
     exclusions: dict[Batch, int] = field(default_factory=dict)
     memories: dict[Holder, Memory] = field(default_factory=dict)
@@ -35,6 +37,17 @@ class Witness:
         self._epoch_sizes = [sum(epoch == e for epoch, _ in self._free) for e in sorted({e for e, _ in self._free})]
         self._settled = [0] * len(self._epoch_sizes)
         self._closed = 0
+        if self.scenario.settings.beginning is not None:
+            self._go_on(self.scenario.settings.beginning)
+
+    def _go_on(self, beginning: Beginning) -> None:
+        """What an earlier run has settled is not to be leased again."""
+        self.earlier = {(b.epoch, i) for b in beginning.contributed for i in range(b.first, b.first + b.count)}
+        self.quarantined = set(beginning.quarantined)
+        for batch in self.earlier | self.quarantined:
+            self._free.remove(batch)
+            self._settle(batch)
+        self._closed = self.epoch
 
     def _all_wanted(self) -> set[Batch]:
         """Every batch that the run is to contribute."""
@@ -163,7 +176,7 @@ class Witness:
                 )
             summed += memory.batches
         settled = [(b.epoch, index) for b in effect.contributed for index in range(b.first, b.first + b.count)]
-        twice = self.contributed.intersection(settled)
+        twice = (self.earlier | self.contributed).intersection(settled)
         if twice or len(set(settled)) != len(settled):
             raise self.complain(f"batches contributed twice: {sorted(twice)[:5]}")
         if not effect.is_seed and sorted(settled) != sorted(summed):
@@ -183,7 +196,7 @@ class Witness:
 
     def check_end(self, end: EndRun, summary: dict[str, Any]) -> None:
         if not end.failed:
-            missing = self.wanted - self.contributed - self.quarantined
+            missing = self.wanted - self.earlier - self.contributed - self.quarantined
             if missing:
                 raise self.complain(
                     f"the run is done and {len(missing)} batches were never contributed: {sorted(missing)[:5]}"
@@ -197,7 +210,8 @@ class Witness:
         if self.contributed and abs(shares - 1.0) > 1e-9:
             raise self.complain(f"the shares sum to {shares}")
         for epoch in summary["epochs"]:
-            counted = sum(self.scenario.settings.samples_of(i) for e, i in self.contributed if e == epoch["epoch"])
+            held = [index for number, index in self.earlier | self.contributed if number == epoch["epoch"]]
+            counted = sum(self.scenario.settings.samples_of(index) for index in held)
             if epoch["samples"] != counted:
                 raise self.complain(
                     f"epoch {epoch['epoch']} counts the loss of {epoch['samples']} of {counted} samples"
@@ -221,6 +235,7 @@ class Witness:
             "failed twice": bool(scenario.failing_batches or "raise" in kinds),
             "not finite": bool(scenario.nan_batches),
             "interrupted": "interrupt" in kinds,
+            "the checkpoint does not fit": settings.beginning is not None,
         }
         if not any(words in end.reason and is_so for words, is_so in reasons.items()):
             raise self.complain(f"the run failed for no reason that the scenario holds: {end.reason}")

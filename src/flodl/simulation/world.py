@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 
@@ -16,8 +17,10 @@ from flodl.protocol.effects import (
     CommitRound,
     Committed,
     DriverEvent,
+    DropCheckpoint,
     Effect,
     EndRun,
+    FinishCheckpoint,
     Interrupted,
     KillRank,
     OpenHost,
@@ -28,6 +31,7 @@ from flodl.protocol.effects import (
     Reduce,
     Reduced,
     ReleaseMemory,
+    SaveVelocity,
     Send,
     StartFailed,
     StartRank,
@@ -46,6 +50,7 @@ from flodl.protocol.messages import (
     decode_to_rank,
     encode,
 )
+from flodl.simulation.checkpoints import Checkpoints
 from flodl.simulation.rank import LAYOUT, OTHER_LAYOUT, Costs, Health, SimRank, Surroundings
 from flodl.simulation.scenario import Fault, Holder, Outcome, Scenario, Violation
 from flodl.simulation.waiting import Waiting
@@ -79,9 +84,11 @@ class World:
         self._buffer = 0
         self._theta: list[int | None] = [None, None]  # which round's θ stands in each buffer
         self._reducing: tuple[Reduce, dict[Holder, int]] | None = None
+        self._is_ending = False
         self._end: EndRun | None = None
         self._outcome = Outcome(EndRun("", True))
         self._witness = Witness(scenario, self._violation)
+        self._checkpoints = Checkpoints(scenario, self._outcome, self._violation)
         self._waiting = Waiting(scenario, self._violation)
 
     def run(self) -> Outcome:
@@ -121,14 +128,12 @@ class World:
         self._at(self._now + delay_ms, action)
 
     def _step(self) -> None:
-        due = None if self._due is None else self._due * 1000.0
-        if not self._heap and due is None:
+        due = math.inf if self._due is None else self._due * 1000.0
+        at = min(due, self._heap[0][0] if self._heap else math.inf)
+        if at == math.inf:
             raise self._violation("deadlock: nothing is scheduled, and the run is not over")
-        at = self._heap[0][0] if self._heap else due
-        if due is not None and at is not None and due < at:
-            at = due
-        assert at is not None
-        self._waiting.check(self._now, max(self._now, at), self._ranks, is_open=self._reducing is None)
+        if not self._is_ending:
+            self._waiting.check(self._now, max(self._now, at), self._ranks, is_open=self._reducing is None)
         self._now = max(self._now, at)
         if self._heap and self._heap[0][0] <= at:
             heapq.heappop(self._heap)[2]()
@@ -161,9 +166,16 @@ class World:
                     self._commit(effect)
                 case ReleaseMemory(rank, generation):
                     self._release((rank, generation))
+                case SaveVelocity():
+                    self._checkpoints.velocity(effect, self._standing)
+                case FinishCheckpoint():
+                    self._finish_checkpoint(effect)
+                case DropCheckpoint():
+                    self._checkpoints.dropped(effect)
                 case Record(kind, fields):
                     self._outcome.records.append({"time_ms": round(self._now, 3), "kind": kind, **fields})
                     self._witness.record(effect)
+                    self._is_ending = self._is_ending or fields.get("phase") == "ending"
                     if kind == "abort":
                         self._reducing = None
                 case EndRun():
@@ -235,9 +247,15 @@ class World:
         if self._end is not None:
             return
         message = decode_from_rank(payload, f"rank {rank}")
-        if isinstance(message, Recalled) and message.epoch is not None and message.index is not None:
-            self._witness.recalled((rank, generation), (message.epoch, message.index))
+        if isinstance(message, Recalled) and (rank, generation) not in self._witness.dismissed:
+            self._recalled(rank, generation, message)
         self._perform(self.controller.receive(rank, generation, message, self._seconds()))
+
+    def _recalled(self, rank: int, generation: int, message: Recalled) -> None:
+        if message.epoch is not None and message.index is not None:
+            self._witness.recalled((rank, generation), (message.epoch, message.index))
+            fields = {"rank": rank, "generation": generation, "epoch": message.epoch, "index": message.index}
+            self._outcome.records.append({"time_ms": round(self._now, 3), "kind": "recall", **fields})
 
     def _tell(self, event: DriverEvent) -> None:
         if self._end is None:
@@ -270,7 +288,8 @@ class World:
         if sim is None or sim.health is Health.DEAD:
             return
         self._outcome.befell.append(fault)
-        self._waiting.disturbed(self._now)
+        if fault.kind in ("stop", "partition"):
+            self._waiting.silenced(self._now)
         match fault.kind:
             case "kill":
                 self._kill(fault.rank, sim.generation, -9)
@@ -278,11 +297,10 @@ class World:
                 self._kill(fault.rank, sim.generation, 0)
             case "stop":
                 sim.freeze()
-                self._later(SILENCE_MS, lambda: self._note_silence(sim))
+                self._silence(sim, lambda: sim.health is Health.STOPPED)
             case "thaw":
-                was_stopped = sim.health is Health.STOPPED
-                sim.thaw()
-                if was_stopped:
+                if sim.health is Health.STOPPED:
+                    sim.thaw()
                     self._tell(RankHeard(fault.rank, sim.generation))
             case "slow":
                 self._slow[fault.rank] *= fault.factor
@@ -297,20 +315,18 @@ class World:
     def _partition(self, sim: SimRank, ms: float) -> None:
         self._partitioned_until[sim.rank] = self._now + ms
         if ms >= SILENCE_MS:
-            event = RankSilent(sim.rank, sim.generation, SILENCE_MS / 1000.0)
-            self._later(SILENCE_MS, lambda: self._tell(event))
+            self._silence(sim, lambda: True)
             self._later(ms, lambda: self._tell(RankHeard(sim.rank, sim.generation)))
 
-    def _note_silence(self, sim: SimRank) -> None:
-        if sim.health is Health.STOPPED:
-            self._tell(RankSilent(sim.rank, sim.generation, SILENCE_MS / 1000.0))
+    def _silence(self, sim: SimRank, is_silent: Callable[[], bool]) -> None:
+        event = RankSilent(sim.rank, sim.generation, SILENCE_MS / 1000.0)
+        self._later(SILENCE_MS, lambda: self._tell(event) if is_silent() else None)
 
     def _kill(self, rank: int, generation: int, code: int) -> None:
         sim = self._ranks.get(rank)
-        if sim is None or sim.generation != generation or sim.health is Health.DEAD:
-            return
-        sim.die()
-        self._later(self._between((0.5, 5.0)), lambda: self._exited(rank, generation, code))
+        if sim is not None and sim.generation == generation and sim.health is not Health.DEAD:
+            sim.die()
+            self._later(self._between((0.5, 5.0)), lambda: self._exited(rank, generation, code))
 
     def _exited(self, rank: int, generation: int, code: int) -> None:
         # What a process wrote before it died is still read from its link before its end of file.
@@ -358,6 +374,7 @@ class World:
                 f"round {effect.round} commits attempt {effect.attempt}, which is not what is pending"
             )
         self._witness.commit(effect, self._reducing[0])
+        self._checkpoints.committed(effect.round, self._witness.earlier | self._witness.contributed)
         self._reducing = None
         self._committed = effect.round
         ms = self._between((0.1, 3.0))
@@ -368,6 +385,10 @@ class World:
         self._standing, self._buffer = effect.round, 1 - self._buffer
         self._theta[self._buffer] = effect.round
         self._tell(Committed(effect.round, self._buffer, 1000 + effect.round, 0.001))
+
+    def _finish_checkpoint(self, effect: FinishCheckpoint) -> None:
+        ended = self._checkpoints.finish(effect, self._standing)
+        self._later(self._between(self._scenario.copy_ms), lambda: self._tell(ended))
 
     def _release(self, holder: Holder) -> None:
         if self._reducing is not None and holder in self._reducing[1]:

@@ -1,0 +1,136 @@
+"""How far a run alone has come: what is left of each epoch, the epochs so far, and its checkpoints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from flodl.averaging.consensus import save_consensus
+from flodl.averaging.layout import build_layout
+from flodl.checkpoint.document import CONSENSUS, FORMAT, Document, EpochRecord, RankRecord, optimizer_file
+from flodl.checkpoint.files import digest_file
+from flodl.checkpoint.start import Start
+from flodl.errors import CheckpointError
+from flodl.plan import Plan, plan_to_dict
+from flodl.protocol import signatures
+from flodl.protocol.ledger import Ledger, epoch_sizes
+from flodl.protocol.messages import BatchRange
+from flodl.rank.data_signature import data_signature
+from flodl.rank.optimizer_state import names_of, take_state, write_state
+from flodl.rank.parts import Parts
+from flodl.rank.saving import load_tensors, restore_optimizer, warn_of_left_out
+from flodl.rank.trainee import Trainee
+
+_ALONE = (0, 0)
+
+
+class SoloProgress:
+    """Closed epochs count as rounds: alone there are none. degraded: what went less well than planned, in sentences."""
+
+    def __init__(self, plan: Plan, parts: Parts, trainee: Trainee, start: Start) -> None:
+        """Goes on from the start's checkpoint. Raises CheckpointError naming what does not fit."""
+        order = trainee.order
+        sizes = epoch_sizes(
+            order.batches_per_epoch, plan.data.epochs, order.samples_per_epoch, plan.data.samples, order.batch_size
+        )
+        self._plan = plan
+        self._trainee = trainee
+        self._start = start
+        self._names = names_of(trainee.model)
+        self._is_warned = False
+        self._batches = 0
+        self._closed_here = 0
+        self._ledger = Ledger(sizes)
+        self.size = sum(sizes)
+        self.epochs = [EpochRecord(number, 0.0, 0) for number in range(len(sizes))]
+        self.degraded = list(start.warnings)
+        self._first = 0
+        if start.checkpoint is not None or start.folder is not None:
+            self._layout = build_layout(trainee.model).spec
+            self._data = data_signature(parts.data, plan.seed, plan.data.check).spec
+        if start.checkpoint is not None:
+            self._restore(start.checkpoint.path, start.checkpoint.document)
+
+    @property
+    def is_over(self) -> bool:
+        return self._ledger.is_complete
+
+    @property
+    def epoch(self) -> int:
+        """The lowest that is not closed."""
+        return self._ledger.current_epoch
+
+    def lease(self) -> tuple[BatchRange, ...]:
+        """What is left of this epoch, in order."""
+        return self._ledger.grant(_ALONE, self._ledger.unsettled_in(self.epoch))
+
+    def close(self, record: EpochRecord) -> float:
+        """This epoch is trained. Saves if that is due; returns the seconds that it took."""
+        self.epochs[record.epoch] = record
+        count = self._ledger.held(_ALONE)
+        self._batches += count
+        self._closed_here += 1
+        self._ledger.seal(_ALONE, count)
+        self._ledger.commit([_ALONE])
+        every = self._plan.checkpoint.every_epochs
+        if self._start.folder is None or not (self.is_over or (record.epoch + 1) % every == 0):
+            return 0.0
+        began = time.perf_counter()
+        self._save()
+        return time.perf_counter() - began
+
+    def _restore(self, path: Path, document: Document) -> None:
+        wrong = signatures.differences(document.layout, self._layout)
+        wrong += signatures.differences(document.data, self._data)
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint does not fit: {path}: {'; '.join(wrong)}\n"
+                "Resume with the model and the data that it was made with, or begin anew in another folder.",
+                path=str(path),
+            )
+        load_tensors(self._trainee.model, path / CONSENSUS)
+        restore_optimizer(self._trainee, path)
+        self._ledger.restore(document.contributed, document.quarantined)
+        self._first = document.round
+        for record in document.epochs[: len(self.epochs)]:
+            self.epochs[record.epoch] = record
+
+    def _save(self) -> None:
+        """A failed save warns, and training goes on."""
+        folder = self._start.folder
+        assert folder is not None
+        number = self._first + self._closed_here
+        partial = folder.partial(number)
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            save_consensus(self._trainee.model, partial / CONSENSUS)
+            state = take_state(self._trainee.optimizer, self._names, is_copy=False)
+            self._is_warned = warn_of_left_out(state, self._is_warned)
+            files = (digest_file(partial / CONSENSUS), write_state(partial / optimizer_file(0), state))
+            folder.finish(
+                number,
+                Document(
+                    format=FORMAT,
+                    run=folder.run,
+                    round=number,
+                    plan=plan_to_dict(self._plan),
+                    layout=self._layout,
+                    data=self._data,
+                    world_size=1,
+                    contributed=self._ledger.contributed_ranges(),
+                    quarantined=tuple(self._ledger.quarantined()),
+                    epochs=tuple(self.epochs),
+                    anchor=self._plan.cadence.anchor,
+                    ranks=(RankRecord(0, self._plan.cluster.devices[0], self._batches),),
+                    files=files,
+                ),
+            )
+        except (OSError, CheckpointError) as error:
+            folder.drop(number)
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+            self._degrade(f"no checkpoint after epoch {self.epoch - 1}: {why}")
+
+    def _degrade(self, words: str) -> None:
+        self.degraded.append(words)
+        print(f"flodl: {words}", file=sys.stderr)
