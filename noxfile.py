@@ -72,3 +72,11 @@ def fuzz(session: nox.Session) -> None:
     session.run("cmake", "--preset", "fuzz", env={"CXX": clang})
     session.run("cmake", "--build", "--preset", "fuzz")
     session.run("build/fuzz/native/tests/frame_fuzzer", f"-max_total_time={seconds}", external=True)
+
+
+@nox.session
+def torture(session: nox.Session) -> None:
+    """A hundred runs with a kill and thirty with a stop at random moments; prints the stalls."""
+    session.install("-r", TESTED_TORCH, *group("test"))
+    session.install(".[torch]")
+    session.run("pytest", "-s", "-m", "torture", "tests/e2e", *session.posargs, env={"OMP_NUM_THREADS": "1"})

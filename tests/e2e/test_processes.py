@@ -134,15 +134,15 @@ def test_efficiency_is_of_measured_rates(directory: Path) -> None:
 
 @pytest.mark.parametrize("deed", ["kill", "garbage", "close link", "silence", "leave a child"])
 def test_a_death_costs_no_batch_and_the_rank_comes_back(directory: Path, deed: str) -> None:
-    deeds = ("rank=1", "life=0", "at=3", f"deed={deed}", "waits=12")
-    result = launch(request_of(directory, deeds, detect_s=DETECT_S))
+    deeds = ("rank=1", "life=0", "at=1", f"deed={deed}", "waits=12")
+    result = launch(request_of(directory, deeds, detect_s=DETECT_S, environment={"SMALL_RANK_MS": "5"}))
     assert contributed(directory) == Counter(BATCHES)
     assert result["deaths"] == 1, result["degraded"]
     started = records(directory, "process_started")
     assert [(line["rank"], line["generation"]) for line in started] == [(0, 0), (1, 1), (1, 2)]
     dead = next(line for line in records(directory, "process_ended") if line["generation"] == 1)
     assert dead["code"] == (5 if deed == "leave a child" else -signal.SIGKILL)
-    assert dead["steps_started"] == 3
+    assert dead["steps_started"] == 1
     assert all(state_of(line["pid"]) == "" for line in started)
     reasons = " ".join(line["reason"] for line in records(directory, "killed") + records(directory, "evict"))
     expected = {"garbage": "rank 1 sent a message of", "close link": "it closed its link", "silence": "silent for 1."}

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import safetensors
 
+from flodl.checkpoint import files
+from flodl.checkpoint.tensors import DTYPES
 from flodl.plan import build_plan
-from flodl.processes import consensus
 from flodl.processes.consensus import write_consensus, write_json
 from flodl.processes.result import RunFacts, finite, result_of
 from flodl.protocol.effects import Committed
@@ -33,7 +34,7 @@ def layout_of(shapes: list[tuple[str, tuple[int, ...]]]) -> LayoutSpec:
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_every_dtype_and_shape_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(consensus, "PIECE_BYTES", piece)
+    monkeypatch.setattr(files, "PIECE_BYTES", piece)
     layout = layout_of(SHAPES)
     theta = bytes(number * 37 % 251 for number in range(layout.bytes))
     asked: list[int] = []
@@ -48,7 +49,7 @@ def test_every_dtype_and_shape_is_read_back(tmp_path: Path, monkeypatch: pytest.
     found = dict(safetensors.deserialize(path.read_bytes()))
     assert found.keys() == {tensor.name for tensor in layout.tensors}
     for tensor in layout.tensors:
-        name, width = consensus.DTYPES[tensor.dtype]
+        name, width = DTYPES[tensor.dtype]
         size = math.prod(tensor.shape) * width
         assert found[tensor.name]["dtype"] == name
         assert tuple(found[tensor.name]["shape"]) == tensor.shape

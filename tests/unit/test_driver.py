@@ -35,7 +35,7 @@ from flodl.protocol.effects import (
     StartFailed,
     StartRank,
 )
-from flodl.protocol.messages import DataSpec, FromRank, Hello, LayoutSpec, Leaving, Progress, Stop, encode
+from flodl.protocol.messages import DataSpec, FromRank, Hello, LayoutSpec, Leaving, Progress, Recalled, Stop, encode
 
 HELLO = Hello(1, "cpu", {}, LayoutSpec(0, (), ()), DataSpec(1, ""))
 
@@ -195,6 +195,9 @@ class FakeRecords:
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         self.lines.append((kind, fields))
 
+    def tick(self) -> None:
+        """Time passed: nothing is drawn here."""
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.lines if name == kind]
 
@@ -278,6 +281,12 @@ def test_messages_of_unknown_links_and_old_generations_are_dropped_with_a_record
     machine = stage.run(end_after(1), start(0), start(0, 1))
     assert machine.told == [(0, 1, Progress(2, 2))]
     assert len(stage.records.of("dropped")) == 3
+
+
+def test_leases_that_a_rank_gives_up_are_recorded_before_they_are_dealt_again(stage: Stage) -> None:
+    stage.events(says(0, Recalled()), says(0, Recalled(1, 7)))
+    stage.run(end_after(2), start(0))
+    assert stage.records.of("recall") == [{"rank": 0, "generation": 0, "epoch": 1, "index": 7}]
 
 
 def test_descriptors_that_a_rank_sends_are_closed(stage: Stage) -> None:

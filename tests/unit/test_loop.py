@@ -293,6 +293,25 @@ def test_of_two_commits_before_one_boundary_the_later_is_adopted_and_nothing_ask
     assert world.only(Sealed)[0].round == 3
 
 
+def test_a_commit_for_a_later_step_is_adopted_there_and_no_earlier() -> None:
+    world = World(Commit(0, 0, 0, Window(1, 1, run_ahead=2), batches(0, 9)), keeps_steps=True)
+    world.answers.append(on(Sealed, Commit(1, 1, 0, Window(2, 3), adopt_at=3), Stop("done")))
+    world.run()
+    steps = [entry for entry in world.diary if isinstance(entry, tuple) or entry in ("seal", "adopt 1")]
+    assert steps == [(0, 0), "seal", (0, 1), (0, 2), "adopt 1", (0, 3), "seal"]
+    assert world.only(Adopted)[1] == Adopted(1, 3, 1001, kept_steps=2)
+
+
+def test_a_rank_without_leases_waits_for_those_that_lie_before_its_adoption() -> None:
+    world = World(Commit(0, 0, 0, Window(1, 1, run_ahead=2), batches(0, 2)), keeps_steps=True)
+    world.answers.append(on(Sealed, Commit(1, 1, 0, adopt_at=3)))
+    world.at_step[2] = [Grant(batches(7, 1))]
+    world.answers.append(lambda message: [Stop("")] if isinstance(message, Adopted) and message.round == 1 else [])
+    world.run()
+    assert [entry for entry in world.diary if isinstance(entry, tuple)] == [(0, 0), (0, 1), (0, 7)]
+    assert world.only(Adopted)[1].step == 3
+
+
 def test_stop_ends_at_the_next_boundary_with_the_window_unfinished() -> None:
     world = World(Commit(0, 0, 0, Window(1, 5), batches(0, 9)))
     world.at_step[2] = [Stop("interrupted")]

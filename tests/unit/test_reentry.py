@@ -33,6 +33,8 @@ class LaunchRequest:
     view: Any
     evaluates: bool
     quiet: bool
+    recording: Any = None
+    start: Any = None
 
 def launch(request):
     # One rank, one life: its last line of output is the result.
@@ -53,7 +55,7 @@ def run_rank(plan, parts, role):
                       "directory": os.getcwd(), "rounds": 5 + role.ordinal}))
     sys.exit(0)
 
-def run_solo(plan, parts, directory):
+def run_solo(plan, parts, directory, tell=None, start=None):
     # As a loader with a spawned worker does; the result is the worker's exit code.
     worker = multiprocessing.get_context("spawn").Process(target=print, args=("worked",))
     worker.start()

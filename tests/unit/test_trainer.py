@@ -79,7 +79,7 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Engine]:
     engine = Engine()
 
-    def run_solo(*arguments: Any) -> dict[str, Any]:
+    def run_solo(*arguments: Any, **named: Any) -> dict[str, Any]:
         engine.solo.append(arguments)
         if engine.on_solo is not None:
             engine.on_solo()
@@ -173,7 +173,7 @@ def test_bad_settings_are_refused_when_the_trainer_is_made() -> None:
 
 def test_one_device_trains_here(engine: Engine, tmp_path: Path) -> None:
     result = make_trainer(epochs=2, seed=7).run()
-    ((plan, given, directory),) = engine.solo
+    ((plan, given, directory, *_),) = engine.solo
     assert (plan.mode, plan.data.epochs, plan.seed) == ("solo", 2, 7)
     assert given.model is Net
     assert Path(directory).parent == tmp_path / "runs"
@@ -223,7 +223,7 @@ def test_what_does_not_fit_the_data_is_refused_before_anything_starts(
 def test_a_folder_with_something_in_it_needs_a_word(engine: Engine, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     make_trainer(checkpoint=folder).run()
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     make_trainer(checkpoint=folder).run()
     (folder / "old").write_text("")
     with pytest.raises(PlanError, match="the folder is not empty"):
@@ -254,8 +254,8 @@ def test_runs_in_a_thread_count_with_the_others(engine: Engine, script: None) ->
 
 def test_a_launch_says_everything(engine: Engine, script: None, tmp_path: Path) -> None:
     first = make_trainer().run()
-    view = object()
-    make_trainer(devices=["cpu"] * 2, batch_size=4, loader={"drop_last": True}).run(view=view, quiet=True)  # type: ignore[arg-type]
+    view = types.SimpleNamespace(record=print, close=print)
+    make_trainer(devices=["cpu"] * 2, batch_size=4, loader={"drop_last": True}).run(view=view, quiet=True)
     (request,) = engine.launched
     assert request.command == ("python", "train.py")
     assert (request.directory, request.environment) == (str(tmp_path), {"A": "1"})

@@ -1,0 +1,56 @@
+"""What the guard says to a series of drifts."""
+
+import pytest
+
+from flodl.protocol.guard import Guard
+
+
+def words(drifts: list[float], batches: int = 1000, guard: Guard | None = None) -> list[str]:
+    guard = guard or Guard()
+    return [guard.judge(drift, batches).word for drift in drifts]
+
+
+def test_a_steady_drift_is_stable() -> None:
+    assert set(words([0.2] * 10)) == {"stable"}
+
+
+def test_three_rises_over_the_threshold_hold_growth() -> None:
+    assert words([0.050, 0.051, 0.052, 0.053]) == ["stable", "stable", "stable", "hold"]
+
+
+def test_three_rises_below_the_threshold_are_nothing() -> None:
+    assert set(words([0.01, 0.011, 0.012, 0.013])) == {"stable"}
+
+
+def test_a_fall_between_starts_the_count_again() -> None:
+    assert "hold" not in words([0.06, 0.061, 0.062, 0.0615, 0.062, 0.063])
+
+
+def test_an_elastic_blend_has_its_own_threshold() -> None:
+    assert set(words([0.1, 0.15, 0.2, 0.25], guard=Guard(0.3))) == {"stable"}
+
+
+def test_an_exponential_rise_halves() -> None:
+    # ln 2 over 10 batches is 0.07 per batch.
+    found = words([0.001, 0.002, 0.004, 0.008], batches=10)
+    assert found[-1] == "halve"
+
+
+def test_the_same_rise_over_long_windows_is_no_exponential() -> None:
+    assert "halve" not in words([0.001, 0.002, 0.004, 0.008], batches=1000)
+
+
+def test_a_drift_of_zero_is_no_rise_from_nothing() -> None:
+    assert set(words([0.0, 0.0, 0.01, 0.0, 0.01], batches=1)) == {"stable"}
+
+
+def test_a_learning_rate_cliff_halves_once() -> None:
+    guard = Guard()
+    verdicts = [guard.judge(0.01, 10, factor) for factor in (1.0, 0.1, 0.1, 0.09)]
+    assert [verdict.word for verdict in verdicts] == ["stable", "halve", "stable", "stable"]
+    assert verdicts[1].reason == "the learning rate fell from 1 to 0.1 of its base in one window"
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_window_without_batches_is_judged_without_a_rate(batches: int) -> None:
+    assert words([0.1, 0.2], batches=batches) == ["stable", "stable"]
