@@ -1,4 +1,4 @@
-"""Rows of every benchmark: one table for people, one JSON file for machines."""
+"""Rows of every benchmark: a line as each becomes known, one table for people, one JSON file for machines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
+
+_PLAIN_WIDTH = 160
 
 
 @dataclass(frozen=True)
 class Row:
-    """subject: flodl or a peer's name. ratio: value to bound. ok: None where there is no budget."""
+    """subject: flodl or a peer's name. ratio: value to bound.
+
+    ok: whether the budget was kept; None where there is none, or where the figure is void.
+    """
 
     case: str
     subject: str
@@ -41,22 +47,42 @@ def machine() -> dict[str, Any]:
     }
 
 
+def line_of(row: Row) -> str:
+    """One row as a plain line, as it becomes known."""
+    words = [f"{row.case}: {row.subject} {row.metric} {row.value:.4g} {row.unit}".rstrip()]
+    if row.bound is not None and row.ratio is not None:
+        words.append(f"{row.ratio:.3f} of {row.bound:.4g} {row.unit}".rstrip())
+    if row.budget:
+        words.append(f"budget {row.budget}: {_mark(row.ok)}")
+    return ", ".join(words) + (f" ({row.note})" if row.note else "")
+
+
 def report(rows: list[Row], json_path: str | None) -> None:
-    """Prints the table; writes the file if asked."""
+    """Prints the table, notes below it; writes the file if asked. Raises OSError where it cannot be written."""
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("case", "subject", "metric", "value", "bound", "ratio", "budget", "", "note"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        mark = "" if row.ok is None else ("ok" if row.ok else "MISSED")
+    for heading in ("case", "subject", "metric", "value", "bound", "ratio", "budget", ""):
+        table.add_column(
+            heading, overflow="fold", justify="right" if heading in ("value", "bound", "ratio") else "left"
+        )
+    for number, row in enumerate(rows, start=1):
         bound = "" if row.bound is None else f"{row.bound:.4g}"
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
         value = f"{row.value:.4g} {row.unit}".strip()
-        table.add_row(row.case, row.subject, row.metric, value, bound, ratio, row.budget, mark, row.note)
+        case = f"{row.case} [{number}]" if row.note else row.case
+        mark = _mark(row.ok) if row.budget else ""
+        table.add_row(Text(case), Text(row.subject), row.metric, value, bound, ratio, row.budget, mark)
+    notes = [Text(f"[{number}] {row.note}", style="dim") for number, row in enumerate(rows, start=1) if row.note]
     console = Console()
-    console.print(table)
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH)
+    console.print(Group(table, *notes))
     if json_path:
         document = {"commit": _commit(), "machine": machine(), "rows": [asdict(row) for row in rows]}
         Path(json_path).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _mark(ok: bool | None) -> str:
+    return "void" if ok is None else ("ok" if ok else "MISSED")
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flodl.datasets.idx import DataError, read_idx
 
+CLASSES = 10
 # Where Debian's package dataset-fashion-mnist puts them.
 SYSTEM_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")
 _FILES = {
@@ -44,15 +45,19 @@ def find_images(directory: str | Path | None = None) -> Images:
 
 
 def read_fashion(directory: Path) -> Images:
-    """The four IDX files of MNIST or Fashion-MNIST, gzipped or not."""
+    """The four IDX files of Fashion-MNIST, gzipped or not. Raises DataError naming what is wrong."""
     found = {name: _file(directory, stem) for name, stem in _FILES.items()}
     arrays = {name: read_idx(path) for name, path in found.items()}
     for part in ("train", "test"):
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        if not len(images):
+            raise DataError(f"{directory} holds no {part} images: {found[f'{part}_images'].name} is empty")
         if images.ndim != 3 or images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
             raise DataError(
                 f"{directory}: {part} images are {images.shape} and labels {labels.shape}; expected N x 28 x 28 and N"
             )
+        if labels.max() >= CLASSES:
+            raise DataError(f"{directory}: {part} labels go up to {labels.max()}; expected 0 to {CLASSES - 1}")
     return Images("Fashion-MNIST", **arrays)
 
 
