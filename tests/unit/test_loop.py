@@ -204,6 +204,20 @@ def test_an_open_window_tells_of_every_batch_and_ends_when_told() -> None:
     assert world.only(Sealed)[0].batches == 3
 
 
+def test_a_seal_now_that_arrives_with_its_commit_is_kept() -> None:
+    world = World(Commit(0, 0, 0, Window(1, 2), batches(0, 9)))
+    world.at_step[1] = [SealNow(2)]
+    world.answers.append(
+        lambda message: (
+            [Commit(1, 1, 0, Window(2, 5))]
+            if isinstance(message, Sealed) and message.round == 1
+            else on(Sealed, Stop("done"))(message)
+        )
+    )
+    world.run()
+    assert [sealed.batches for sealed in world.only(Sealed)] == [2, 0]
+
+
 def test_a_late_seal_now_of_another_round_changes_nothing() -> None:
     world = World(Commit(0, 0, 0, Window(1, 3), batches(0, 9)))
     world.at_step[1] = [SealNow(0)]

@@ -107,7 +107,7 @@ class RankLoop:
         self._window: Window | None = None
         self._ahead = 0  # batches that may still be trained without a window, while the round runs
         self._commit: Commit | None = None
-        self._is_sealing = False
+        self._seals_round = -1  # whose window was ended by SealNow, which may come before that window is taken up
         self._is_stopping = False
         self._tally = Tally()
         self._told_at = float("-inf")
@@ -142,7 +142,7 @@ class RankLoop:
         window = self._window
         if window is None:
             return False
-        return self._is_sealing or (window.batches is not None and self._tally.batches >= window.batches)
+        return self._seals_round == window.round or (window.batches is not None and self._tally.batches >= window.batches)
 
     def _may_train(self) -> bool:
         """Within the window, or ahead of the next one; only batches that are leased."""
@@ -169,7 +169,7 @@ class RankLoop:
                 self._window = window
                 self._grant(grant)
             case SealNow(round):
-                self._is_sealing = self._window is not None and self._window.round == round
+                self._seals_round = round
             case Recall(keep):
                 first = self._leases.recall(keep)
                 self._work.follow(self._leases)
@@ -194,7 +194,7 @@ class RankLoop:
         if commit.excluded:
             self._work.forget()
         kept = ahead if self._plane.keeps_steps and not commit.excluded else 0
-        self._window, self._ahead, self._is_sealing = commit.window, 0, False
+        self._window, self._ahead = commit.window, 0
         self._line.send(Adopted(commit.round, self.step, taken, kept))
         if commit.evaluate:
             self._evaluate(commit)
@@ -243,7 +243,7 @@ class RankLoop:
         self._plane.seal()
         window, self._window = self._window, None
         self._kept = self._checkpoints().keep() if window.saves else None
-        self._ahead, self._is_sealing = window.run_ahead, False
+        self._ahead = window.run_ahead
         self._send_sealed(window.round)
 
     def _send_sealed(self, round: int) -> None:
