@@ -186,6 +186,19 @@ def test_a_task_that_failed_ends_the_run(stage: Stage) -> None:
         stage.end_task("the arena shrank")
 
 
+def test_what_is_not_finite_is_named_by_tensor_and_rank(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 2):
+        stage.memory.admit(Admit(rank, 0))
+    place = "offset 4 of contribution 1 (element 1 of section 0)"
+    monkeypatch.setattr(
+        FakeHost, "reduce_result", lambda _self: Result((True, False), (1.0, 1.0), first_nonfinite=place)
+    )
+    stage.memory.reduce(reduce_of(7, 0, 2))
+    ended = stage.end_task()
+    assert isinstance(ended, Reduced)
+    assert ended.first_nonfinite == "tensor 'w' of rank 2"
+
+
 def test_at_the_end_nothing_new_is_started(stage: Stage) -> None:
     stage.memory.admit(Admit(0, 0))
     stage.memory.reduce(reduce_of(1, 0))

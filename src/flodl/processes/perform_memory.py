@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from flodl.native import Endpoint, Event, HostMemory, Section
 from flodl.processes.perform_records import RecordPerformer
 from flodl.protocol.effects import Admit, CommitRound, Committed, OpenHost, Reduce, Reduced, ReleaseMemory
 from flodl.protocol.messages import LayoutSpec, Welcome, encode
+from flodl.protocol.signatures import tensor_at
+
+_PLACE = re.compile(r"offset (?P<offset>\d+) of contribution (?P<contribution>\d+)\b")
 
 SendTo = Callable[[int, int, bytes, tuple[int, ...]], None]
 """(rank, generation, payload, descriptors). The descriptors stay the caller's."""
@@ -177,8 +181,16 @@ class MemoryPerformer:
             norm=math.sqrt(result.norm_sq),
             hash=result.hash,
             seconds=result.seconds,
-            first_nonfinite=result.first_nonfinite,
+            first_nonfinite=self._named(result.first_nonfinite, effect),
         )
+
+    def _named(self, place: str, effect: Reduce) -> str:
+        """The native core knows offsets and contributions; people know tensors and ranks."""
+        found = _PLACE.match(place)
+        if found is None or self.layout is None:
+            return place
+        rank = effect.contributions[int(found["contribution"])].rank
+        return f"tensor {tensor_at(self.layout, int(found['offset']))!r} of rank {rank}"
 
     def _committed(self, effect: CommitRound) -> Committed:
         host = self._opened()

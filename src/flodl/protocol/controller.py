@@ -221,6 +221,8 @@ class Controller:
         if misfit := self._forming.misfit(hello):
             return self._ending.fail(misfit)
         effects = self._roster.admit(state, hello)
+        if state.phase is Phase.ENDING:
+            self._story.degrade(state.ending_reason)
         if self._rounds.committed is not None and state in self._roster.present():
             effects.append(self._commits.tell(state, Share(), (), now))
         return effects

@@ -142,7 +142,9 @@ class RankLoop:
         window = self._window
         if window is None:
             return False
-        return self._seals_round == window.round or (window.batches is not None and self._tally.batches >= window.batches)
+        return self._seals_round == window.round or (
+            window.batches is not None and self._tally.batches >= window.batches
+        )
 
     def _may_train(self) -> bool:
         """Within the window, or ahead of the next one; only batches that are leased."""
