@@ -66,6 +66,10 @@ struct Totals {
   void clear() {
     for (size_t l = 0; l < kLanes; ++l) lane[l] = 0.0;
   }
+  template <typename Wide>
+  void add(const Wide (&block)[kLanes]) {
+    for (size_t l = 0; l < kLanes; ++l) lane[l] += static_cast<double>(block[l]);
+  }
   double sum() const {
     double total = 0.0;
     for (size_t l = 0; l < kLanes; ++l) total += lane[l];
@@ -92,7 +96,7 @@ void reduce_block(Totals& totals, const Term& term) {
       lane[l] += sum;
     }
   }
-  for (size_t l = 0; l < kLanes; ++l) totals.lane[l] += static_cast<double>(lane[l]);
+  totals.add(lane);
 }
 
 template <typename Wide>

@@ -69,6 +69,19 @@ void sum_block(const SumArguments& given, size_t at, size_t count, typename D::W
   }
 }
 
+constexpr size_t kMostInputs = 256;  // kMaxInputs of flodl/kernels.h
+constexpr size_t kFew = 4;
+
+struct Statistics {
+  Totals norm;
+  alignas(64) Totals distances[kMostInputs];
+
+  explicit Statistics(size_t width) {
+    norm.clear();
+    for (size_t k = 0; k < width; ++k) distances[k].clear();
+  }
+};
+
 // What one row of lanes adds to the statistics.
 template <typename Wide>
 struct Squares {
@@ -97,8 +110,8 @@ FLODL_FN Wide sum_lane(Squares<Wide>& squares, const Wide* weights, Wide a, Wide
 
 // Up to four inputs in one go: every value is loaded once. Same bits as sum_block and reduce_distance.
 template <typename Out, int N, typename Wide>
-void sum_and_reduce(const Wide* const* inputs, const float* given_weights, Wide* FLODL_RESTRICT sum, Totals& norm,
-                    Totals* distances) {
+void sum_and_reduce(const Wide* const* inputs, const float* given_weights, Wide* FLODL_RESTRICT sum,
+                    Statistics& statistics) {
   const Wide* FLODL_RESTRICT a = inputs[0];
   const Wide* FLODL_RESTRICT b = inputs[N > 1 ? 1 : 0];
   const Wide* FLODL_RESTRICT c = inputs[N > 2 ? 2 : 0];
@@ -130,18 +143,15 @@ void sum_and_reduce(const Wide* const* inputs, const float* given_weights, Wide*
       if constexpr (N > 3) lanes[4][l] += squares.d;
     }
   }
-  for (size_t l = 0; l < kLanes; ++l) norm.lane[l] += static_cast<double>(lanes[0][l]);
-  for (int k = 0; k < N; ++k) {
-    for (size_t l = 0; l < kLanes; ++l) distances[k].lane[l] += static_cast<double>(lanes[k + 1][l]);
-  }
+  statistics.norm.add(lanes[0]);
+  for (int k = 0; k < N; ++k) statistics.distances[k].add(lanes[k + 1]);
 }
 
 #if defined(FLODL_HAS_FLOAT_ROWS)
 // sum_and_reduce for fp32, row by row in registers, with hash and stores to `out` in between: bursts of stores as long
 // as a block would fill the store queue and hold up the loads behind them (measured: a fifth of the bandwidth).
 template <int N, bool kStreams>
-void sum_rows(const float* const* inputs, const float* weights, float* out, Hash& hash, Totals& norm,
-              Totals* distances) {
+void sum_rows(const float* const* inputs, const float* weights, float* out, Hash& hash, Statistics& statistics) {
   constexpr size_t kRow = kLanes / (sizeof(Floats) / sizeof(float));
   constexpr size_t kWidth = kLanes / kRow;
   alignas(64) float lanes[N + 1][kLanes] = {};
@@ -154,10 +164,7 @@ void sum_rows(const float* const* inputs, const float* weights, float* out, Hash
     input[k] = inputs[k];
   }
   for (size_t first = 0; first < kBlock; first += kGroup) {
-    Floats squares[N + 1][kRow];
-    for (auto& row : squares) {
-      for (Floats& part : row) part = splat(0.0f);
-    }
+    Floats squares[N + 1][kRow] = {};
 #pragma GCC unroll 1
     for (size_t at = 0; at < kGroup; at += kLanes) {
 #pragma GCC unroll 4
@@ -167,9 +174,9 @@ void sum_rows(const float* const* inputs, const float* weights, float* out, Hash
 #pragma GCC unroll 4
         for (int k = 0; k < N; ++k) x[k] = load_floats(input[k] + i);
         Floats sum = x[0];
-        if constexpr (N > 1) sum = sum * weight[0];
+        if constexpr (N > 1) sum = flodl_math::weighted_first<Floats>(weight[0], sum);
 #pragma GCC unroll 4
-        for (int k = 1; k < N; ++k) sum = sum + weight[k] * x[k];
+        for (int k = 1; k < N; ++k) sum = flodl_math::weighted_next<Floats>(sum, weight[k], x[k]);
         store_floats(sums + at + r * kWidth, sum);
         if constexpr (kStreams) {
           stream_floats(out + i, sum);
@@ -179,8 +186,7 @@ void sum_rows(const float* const* inputs, const float* weights, float* out, Hash
         squares[0][r] = squares[0][r] + sum * sum;
 #pragma GCC unroll 4
         for (int k = 0; k < N; ++k) {
-          const Floats difference = x[k] - sum;
-          squares[k + 1][r] = squares[k + 1][r] + difference * difference;
+          squares[k + 1][r] = squares[k + 1][r] + flodl_math::squared_difference<Floats>(x[k], sum);
         }
       }
     }
@@ -193,13 +199,11 @@ void sum_rows(const float* const* inputs, const float* weights, float* out, Hash
       }
     }
   }
-  for (size_t l = 0; l < kLanes; ++l) norm.lane[l] += static_cast<double>(lanes[0][l]);
-  for (int k = 0; k < N; ++k) {
-    for (size_t l = 0; l < kLanes; ++l) distances[k].lane[l] += static_cast<double>(lanes[k + 1][l]);
-  }
+  statistics.norm.add(lanes[0]);
+  for (int k = 0; k < N; ++k) statistics.distances[k].add(lanes[k + 1]);
 }
 
-using SumRows = void (*)(const float* const*, const float*, float*, Hash&, Totals&, Totals*);
+using SumRows = void (*)(const float* const*, const float*, float*, Hash&, Statistics&);
 
 template <bool kStreams>
 SumRows sum_rows_of(size_t width) {
@@ -210,22 +214,19 @@ SumRows sum_rows_of(size_t width) {
 #endif
 
 template <typename Out, typename Wide>
-void sum_and_reduce_of(size_t width, const Wide* const* inputs, const float* weights, Wide* sum, Totals& norm,
-                       Totals* distances) {
+void sum_and_reduce_of(size_t width, const Wide* const* inputs, const float* weights, Wide* sum,
+                       Statistics& statistics) {
   switch (width) {
     case 1:
-      return sum_and_reduce<Out, 1, Wide>(inputs, weights, sum, norm, distances);
+      return sum_and_reduce<Out, 1, Wide>(inputs, weights, sum, statistics);
     case 2:
-      return sum_and_reduce<Out, 2, Wide>(inputs, weights, sum, norm, distances);
+      return sum_and_reduce<Out, 2, Wide>(inputs, weights, sum, statistics);
     case 3:
-      return sum_and_reduce<Out, 3, Wide>(inputs, weights, sum, norm, distances);
+      return sum_and_reduce<Out, 3, Wide>(inputs, weights, sum, statistics);
     default:
-      return sum_and_reduce<Out, 4, Wide>(inputs, weights, sum, norm, distances);
+      return sum_and_reduce<Out, 4, Wide>(inputs, weights, sum, statistics);
   }
 }
-
-constexpr size_t kMostInputs = 256;  // kMaxInputs of flodl/kernels.h
-constexpr size_t kFew = 4;
 
 // One block of the sum, and the statistics so far.
 template <typename In, typename Out>
@@ -236,15 +237,11 @@ struct SumBlock {
 
   const SumArguments& given;
   alignas(64) Wide sum[kBlock];
-  Totals norm;
-  alignas(64) Totals distances[kMostInputs];
+  Statistics statistics;
   alignas(64) Storage rooms[kWidens ? 1 : kFew][kBlock];
   alignas(64) Wide wide[kWidens ? kFew : 1][kBlock];
 
-  explicit SumBlock(const SumArguments& arguments) : given(arguments) {
-    norm.clear();
-    for (size_t k = 0; k < given.width; ++k) distances[k].clear();
-  }
+  explicit SumBlock(const SumArguments& arguments) : given(arguments), statistics(arguments.width) {}
 
   const Storage* input(size_t k, size_t at) const { return static_cast<const Storage*>(given.inputs[k]) + at; }
 
@@ -259,7 +256,7 @@ struct SumBlock {
         inputs[k] = whole_block(input(k, at), count, rooms[k]);
       }
     }
-    sum_and_reduce_of<Out, Wide>(given.width, inputs, given.weights, sum, norm, distances);
+    sum_and_reduce_of<Out, Wide>(given.width, inputs, given.weights, sum, statistics);
   }
 
   // Where it applies, the whole blocks of a sum, start to end; returns how many elements are done.
@@ -274,7 +271,7 @@ struct SumBlock {
       for (; at + kBlock <= given.count; at += kBlock) {
         const float* inputs[kFew];
         for (size_t k = 0; k < given.width; ++k) inputs[k] = input(k, at);
-        sum_block_rows(inputs, given.weights, out + at, hash, norm, distances);
+        sum_block_rows(inputs, given.weights, out + at, hash, statistics);
       }
       return at;
     }
@@ -287,9 +284,9 @@ struct SumBlock {
     sum_block<In>(given, at, count, sum);
     for (size_t i = 0; i < count; ++i) sum[i] = Out::widen(Out::narrow(sum[i]));
     for (size_t i = count; i < kBlock; ++i) sum[i] = 0;
-    reduce_norm<Wide>(norm, sum);
+    reduce_norm<Wide>(statistics.norm, sum);
     for (size_t k = 0; k < given.width; ++k) {
-      reduce_distance<In>(distances[k], whole_block(input(k, at), count, rooms[0]), sum);
+      reduce_distance<In>(statistics.distances[k], whole_block(input(k, at), count, rooms[0]), sum);
     }
   }
 };
@@ -317,10 +314,10 @@ Digest weighted_sum(const SumArguments& given) {
   }
   if (given.streams) fence_streams();
   for (size_t k = 0; k < given.width; ++k) {
-    given.distance_sq[k] = block.distances[k].sum();
+    given.distance_sq[k] = block.statistics.distances[k].sum();
     given.is_finite[k] = is_all_finite<In>(given.distance_sq[k], block.input(k, 0), given.count);
   }
-  return {block.norm.sum(), hash.finish(), true};
+  return {block.statistics.norm.sum(), hash.finish(), true};
 }
 
 }  // namespace

@@ -19,9 +19,9 @@
 namespace flodl {
 
 struct Contribution {
-  std::uint64_t memory;   // from open_rank; stays valid after its rank died
-  float weight;           // p_k of parameters
-  float buffer_weight;    // q_k of buffers
+  std::uint64_t memory;  // from open_rank; stays valid after its rank died
+  float weight;          // p_k of parameters
+  float buffer_weight;   // q_k of buffers
 };
 
 struct ReduceResult {
@@ -49,8 +49,8 @@ struct OuterSettings {
 class HostMemory {
  public:
   // Reserves and prefaults both buffers, and the velocity where `outer` needs one.
-  static Result<std::unique_ptr<HostMemory>> create(const Layout& layout, const OuterSettings& outer, std::size_t threads,
-                                                    EventQueue& queue);
+  static Result<std::unique_ptr<HostMemory>> create(const Layout& layout, const OuterSettings& outer,
+                                                    std::size_t threads, EventQueue& queue);
   virtual ~HostMemory() = default;  // waits for a running task
 
   // kRankPageBytes + layout.bytes of memory that a rank writes and this host holds.
@@ -65,7 +65,8 @@ class HostMemory {
   virtual Result<int> buffer_descriptor(int buffer) const = 0;
   virtual int committed() const = 0;  // 0 or 1
   virtual const std::byte* buffer(int index) const = 0;
-  virtual std::span<const float> velocity() const = 0;  // layout order of parameter sections; empty without an outer step
+  virtual std::span<const float> velocity()
+      const = 0;  // layout order of parameter sections; empty without an outer step
   // Replaces the velocity by one of the same length, as velocity() gave it. Code::state while a task runs.
   virtual Status write_velocity(std::span<const float> values) = 0;
 

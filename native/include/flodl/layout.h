@@ -14,21 +14,25 @@ enum class DType : std::uint8_t { f32, bf16, f16, f64, i64, i32, i16, i8, u8, bo
 constexpr std::size_t bytes_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
     case DType::f16:
-    case DType::i16: return 2;
-    default: return 1;
+    case DType::i16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
 enum class Rule : std::uint8_t {
-  parameter,      // weighted mean with p_k; the outer optimizer applies
-  buffer,         // weighted mean with the sample weights
-  pooled_var,     // running variance: sum q (var + mean^2) - mean^2, with its mean at mean_offset
-  largest,        // integer buffers: the largest value
+  parameter,   // weighted mean with p_k; the outer optimizer applies
+  buffer,      // weighted mean with the sample weights
+  pooled_var,  // running variance: sum q (var + mean^2) - mean^2, with its mean at mean_offset
+  largest,     // integer buffers: the largest value
 };
 
 struct Section {
@@ -40,7 +44,7 @@ struct Section {
 };
 
 struct Layout {
-  std::uint64_t bytes = 0;  // a multiple of 64, at most kMaxLayoutBytes
+  std::uint64_t bytes = 0;        // a multiple of 64, at most kMaxLayoutBytes
   std::vector<Section> sections;  // ascending, not overlapping
 
   // Offsets in range, aligned, ascending; dtype fits the rule; pooled_var's mean is a `buffer` section or part of one.

@@ -38,7 +38,7 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
+  Result(T value) : held_(std::move(value)) {}           // NOLINT(google-explicit-constructor)
   Result(Status failure) : held_(std::move(failure)) {}  // NOLINT(google-explicit-constructor)
 
   bool is_ok() const { return std::holds_alternative<T>(held_); }
