@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from flodl import native
-from flodl.bench import bulk, demo, kernels, load, memory, workloads
+from flodl.bench import bulk, demo, efficiency, kernels, load, memory, workloads
 from flodl.bench.bandwidth import Bandwidth, measure_bandwidth
 from flodl.bench.efficiency import Alone, Case, Efficiency, emulated_cases, row_of
 from flodl.bench.kernels import Arrays, _TorchStep, _works, bench_kernels
@@ -48,6 +48,28 @@ def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(PlanError, match=r"^params is") as refused:
         parse_size(text)
     assert refused.value.field == "params"
+
+
+# Devices alone
+
+
+def test_a_rate_alone_counts_the_steps_made_over_as_many_epochs_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    class Trained:
+        """A trainer whose 63 steps (a short last batch in each of three epochs) took 10 ms each after the first."""
+
+        def __init__(self, **settings: Any) -> None:
+            asked.update(settings)
+
+        def run(self, quiet: bool) -> Any:
+            raw = {"training_s": 0.62 + 0.5, "first_step_ms": 500.0, "step_ms": 10.0, "batches": 63, "raw_over_pad": 0}
+            return type("Result", (), {"raw": raw})
+
+    monkeypatch.setattr(efficiency, "Trainer", Trained)
+    alone = efficiency.measure_alone(Case("", "solo", ("cpu",), "some:entry", 64, 24), "cpu", 1, steps=60)
+    assert (asked["epochs"], asked["samples"]) == (3, 61 * 64)
+    assert alone.rate == pytest.approx(100.0)
 
 
 # Rows

@@ -101,7 +101,7 @@ def _measure(
     entry: str, devices: tuple[str, ...], batches_per_epoch: int, threads: int
 ) -> dict[str, tuple[float, float]]:
     """Per device, steps per second and milliseconds per step."""
-    case = Case("demo", "solo", devices, entry, LENET_BATCH_SIZE, max(batches_per_epoch, SOLO_STEPS + 1))
+    case = Case("demo", "solo", devices, entry, LENET_BATCH_SIZE, batches_per_epoch)
     found = {device: measure_alone(case, device, threads, SOLO_STEPS) for device in dict.fromkeys(devices)}
     return {device: (one.rate, one.raw_ms) for device, one in found.items()}
 

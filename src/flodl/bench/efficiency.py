@@ -99,7 +99,7 @@ def measure_alone(case: Case, device: str, threads: int, steps: int = SOLO_STEPS
     raw = result.raw
     seconds = float(raw["training_s"]) - float(raw["first_step_ms"]) / 1e3
     over = float(raw["raw_over_pad"]) / max(1, raw["batches"])
-    return Alone(steps / seconds, float(raw["step_ms"]), over, meter.usage())
+    return Alone((raw["batches"] - 1) / seconds, float(raw["step_ms"]), over, meter.usage())
 
 
 def measure_cases(cases: list[Case], seconds: float, threads: int, say: Callable[[str], None]) -> Iterator[Row]:

@@ -221,7 +221,7 @@ class Controller:
         if misfit := self._forming.misfit(hello):
             return self._ending.fail(misfit)
         effects = self._roster.admit(state, hello)
-        if state.phase is Phase.ENDING:
+        if state not in self._roster.present():
             self._story.degrade(state.ending_reason)
         if self._rounds.committed is not None and state in self._roster.present():
             effects.append(self._commits.tell(state, Share(), (), now))
