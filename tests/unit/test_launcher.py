@@ -40,7 +40,7 @@ def test_a_dropped_last_batch_is_in_no_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outer", "window"), [(None, 0), (DiLoCo(min_window=25), 25), (DiLoCo(min_window=25, warm="momentum"), 0)]
+    ("outer", "window"), [(None, 0), (DiLoCo(min_window=25), 25), (DiLoCo(min_window=25, warm="none"), 0)]
 )
 def test_a_window_is_stretched_where_the_outer_step_wants_it(outer: object, window: int) -> None:
     assert controller_settings(request_of(outer=outer)).outer_min_window == window

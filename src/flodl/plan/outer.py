@@ -29,8 +29,8 @@ class OuterPlan(Section):
         default=MIN_WINDOW,
     )
     warm: str = setting(
-        Choice(("stretch", "momentum")),
-        "Below min_window: stretch the window, or warm the momentum up.",
+        Choice(("stretch", "none")),
+        "Below min_window: stretch the window, or leave it as the cadence has it.",
         default="stretch",
     )
 
