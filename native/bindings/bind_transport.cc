@@ -69,6 +69,7 @@ void bind_event(nb::module_& module) {
       .value("stream_data", EventKind::stream_data)
       .value("stream_closed", EventKind::stream_closed)
       .value("child_exited", EventKind::child_exited)
+      .value("child_stopped", EventKind::child_stopped)
       .value("signal", EventKind::signal)
       .value("task_done", EventKind::task_done)
       .value("woken", EventKind::woken);

@@ -84,6 +84,27 @@ TEST_CASE("a child that exited before it was watched is reported and reaped") {
   CHECK(::waitpid(pid, nullptr, WNOHANG) < 0);
 }
 
+TEST_CASE("a child that is stopped before it ever spoke is reported, and can be continued") {
+  SocketPair line = make_socket_pair();
+  ChildProcess child([&] {
+    line.ours.reset();
+    testing::is_end_of_file(line.theirs.get());
+    return 4;
+  });
+  line.theirs.reset();
+  auto endpoint = Endpoint::create({.heartbeat_s = 0.02, .silence_s = 0.1});
+  REQUIRE(endpoint.is_ok());
+  EventLog log(*endpoint.value());
+  const auto link = endpoint.value()->add_link(line.ours.release(), 0);
+  REQUIRE(link.is_ok());
+  REQUIRE(endpoint.value()->watch_child(child.pid(), false).is_ok());
+  child.signal(SIGSTOP);
+  CHECK(log.next(EventKind::child_stopped, static_cast<std::uint64_t>(child.pid())).seconds >= 0.1);
+  child.signal(SIGCONT);
+  endpoint.value()->close_link(link.value());
+  CHECK(log.next(EventKind::child_exited, static_cast<std::uint64_t>(child.release())).status == 4);
+}
+
 TEST_CASE("what is no child cannot be watched") {
   ChildProcess child([] { return 0; });
   const int pid = child.pid();

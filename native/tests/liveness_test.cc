@@ -58,6 +58,31 @@ TEST_CASE("a judge that overslept by more than a second starts all ages anew") {
   CHECK(liveness.due(woke + milliseconds(5000)).silent.size() == 1);
 }
 
+TEST_CASE("a child that stands stopped is told once per stop") {
+  Liveness liveness(kOptions);
+  CHECK_FALSE(liveness.looked(42, true, kStart).has_value());
+  CHECK_FALSE(liveness.looked(42, true, kStart + milliseconds(4999)).has_value());
+  const auto seconds = liveness.looked(42, true, kStart + milliseconds(5500));
+  REQUIRE(seconds.has_value());
+  CHECK(*seconds == doctest::Approx(5.5));
+  CHECK_FALSE(liveness.looked(42, true, kStart + milliseconds(9000)).has_value());
+  CHECK_FALSE(liveness.looked(42, false, kStart + milliseconds(9100)).has_value());
+  CHECK_FALSE(liveness.looked(42, true, kStart + milliseconds(9200)).has_value());
+  CHECK(liveness.looked(42, true, kStart + milliseconds(14'200)).has_value());
+  // Its number may be another child's by then.
+  liveness.forget(42);
+  CHECK_FALSE(liveness.looked(42, true, kStart + milliseconds(15'000)).has_value());
+}
+
+TEST_CASE("the time that the judge overslept is no time that a child stood stopped") {
+  Liveness liveness(kOptions);
+  CHECK_FALSE(liveness.looked(42, true, kStart).has_value());
+  const auto woke = kStart + milliseconds(61'000);
+  liveness.woke(kStart + milliseconds(1000), woke);
+  CHECK_FALSE(liveness.looked(42, true, woke).has_value());
+  CHECK(liveness.looked(42, true, woke + milliseconds(5000)).has_value());
+}
+
 TEST_CASE("a judge that is a little late judges") {
   Liveness liveness(kOptions);
   liveness.add(1, kStart);

@@ -21,6 +21,12 @@ Status check_child(int pid) {
   return {};
 }
 
+bool is_child_stopped(int pid) {
+  siginfo_t about{};
+  // WNOWAIT: the answer stays for whoever asks next, and nothing is reaped.
+  return ::waitid(P_PID, static_cast<id_t>(pid), &about, WSTOPPED | WNOHANG | WNOWAIT) == 0 && about.si_pid == pid;
+}
+
 ChildEnd reap_child(int pid, bool kills_group) {
   constexpr int kUnknownStatus = 255;
   if (kills_group) ::kill(-pid, SIGKILL);  // ESRCH: it led no group

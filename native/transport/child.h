@@ -8,6 +8,9 @@ namespace flodl {
 // Code::system unless `pid` is a child of this process that nobody has reaped.
 Status check_child(int pid);
 
+// Stopped by a signal (SIGSTOP, SIGTSTP) and not continued since. A child under a debugger is not.
+bool is_child_stopped(int pid);
+
 struct ChildEnd {
   int status = 0;        // exit code, or -signal
   bool is_known = true;  // false: somebody else reaped it first, and its status is lost

@@ -184,6 +184,7 @@ void LocalEndpoint::end_child(std::uint64_t token) {
     Lock lock(mutex_);
     child = children_.at(token);
     children_.erase(token);
+    liveness_.forget(child.pid);
     poller_->remove_process(token);
   }
   const ChildEnd end = reap_child(child.pid, child.kills_group);
@@ -201,6 +202,7 @@ void LocalEndpoint::read_signals() {
 
 void LocalEndpoint::tick(Liveness::Time planned, Liveness::Time woke) {
   Liveness::Due due;
+  std::vector<std::pair<int, double>> stopped;
   {
     Lock lock(mutex_);
     liveness_.woke(planned, woke);
@@ -211,6 +213,15 @@ void LocalEndpoint::tick(Liveness::Time planned, Liveness::Time woke) {
       (void)state->link.send_heartbeat().is_ok();  // after_write sees a failure
       after_write(*state);
     }
+    for (const auto& [token, child] : children_) {
+      const std::optional<double> seconds = liveness_.looked(child.pid, is_child_stopped(child.pid), woke);
+      if (seconds) stopped.emplace_back(child.pid, *seconds);
+    }
+  }
+  for (const auto& [pid, seconds] : stopped) {
+    Event event = event_of(EventKind::child_stopped, static_cast<std::uint64_t>(pid));
+    event.seconds = seconds;
+    queue_.post(std::move(event));
   }
   for (const auto& [id, age] : due.silent) {
     Event silent = event_of(EventKind::link_silent, id);

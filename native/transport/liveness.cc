@@ -43,7 +43,21 @@ void Liveness::woke(Time planned, Time now) {
   for (auto& [link, ages] : links_) {
     if (!ages.is_silent) ages.heard = std::max(ages.heard, now);
   }
+  for (auto& [child, stop] : stops_) stop.since = std::max(stop.since, now);
 }
+
+std::optional<double> Liveness::looked(int child, bool is_stopped, Time now) {
+  if (!is_stopped) {
+    stops_.erase(child);
+    return std::nullopt;
+  }
+  Stop& stop = stops_.try_emplace(child, Stop{.since = now}).first->second;
+  if (stop.is_told || !silence_ || now - stop.since < *silence_) return std::nullopt;
+  stop.is_told = true;
+  return seconds_of(now - stop.since);
+}
+
+void Liveness::forget(int child) { stops_.erase(child); }
 
 Liveness::Due Liveness::due(Time now) {
   Due due;

@@ -1,4 +1,4 @@
-// When to send a heartbeat, and which links have fallen silent: decided from the times it is told, with no clock.
+// When to send a heartbeat, which links have fallen silent and which children stand still: decided from the times it is told, with no clock.
 #pragma once
 
 #include <chrono>
@@ -26,6 +26,10 @@ class Liveness {
   // The judge was to run at `planned`. If it is more than 1 s late, it could not have heard: all ages start anew.
   void woke(Time planned, Time now);
 
+  // What a look at a child showed. How long it has been stopped, once that has reached silence_s; once per stop.
+  std::optional<double> looked(int child, bool is_stopped, Time now);
+  void forget(int child);
+
   struct Due {
     std::vector<std::uint64_t> heartbeats;                 // counted as sent
     std::vector<std::pair<std::uint64_t, double>> silent;  // link and age in seconds; once per silence
@@ -44,6 +48,11 @@ class Liveness {
   std::chrono::steady_clock::duration heartbeat_;
   std::optional<std::chrono::steady_clock::duration> silence_;
   std::map<std::uint64_t, Ages> links_;
+  struct Stop {
+    Time since;
+    bool is_told = false;
+  };
+  std::map<int, Stop> stops_;  // by process
 };
 
 }  // namespace flodl

@@ -240,6 +240,8 @@ def main() -> None:
         deed, at = "wait", int(wanted["waits"])
     if deed == "import error":
         raise ImportError("no module named 'the users own fault'")
+    if deed == "stop at once":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if deed == "end early":
         print("nothing to do here")
         return

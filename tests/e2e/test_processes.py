@@ -151,6 +151,14 @@ def test_a_death_costs_no_batch_and_the_rank_comes_back(directory: Path, deed: s
         assert state_of(int((directory / "child.pid").read_text())) == ""
 
 
+def test_a_rank_that_is_stopped_before_it_says_hello_is_replaced_within_detect_s(directory: Path) -> None:
+    result = launch(request_of(directory, ("rank=1", "life=0", "deed=stop at once"), detect_s=DETECT_S))
+    (evicted,) = records(directory, "evict")
+    assert (evicted["rank"], evicted["generation"]) == (1, 1)
+    assert evicted["reason"].startswith("evicted: stopped by a signal for ")
+    assert (result["phase"], result["deaths"]) == ("done", 1)
+
+
 def test_what_a_rank_raised_is_in_the_callers_exception(directory: Path) -> None:
     with pytest.raises(RunFailed, match=r"ValueError: batch \(0, \d+\) is bad") as caught:
         launch(request_of(directory, ("rank=1", "at=2", "deed=raise")))

@@ -15,12 +15,14 @@ from flodl.protocol.effects import (
     RankExited,
     RankHeard,
     RankSilent,
+    RankStopped,
     Record,
     Reduce,
     Reduced,
     ReleaseMemory,
     Send,
     StartFailed,
+    StartRank,
 )
 from flodl.protocol.messages import (
     Adopted,
@@ -265,6 +267,19 @@ def test_silence_evicts_a_rank_that_trains_and_not_one_that_starts() -> None:
     trained = Hand().formed()
     (kill,) = of(trained.tell(RankSilent(1, 1, 5.0)), KillRank)
     assert kill.reason == "evicted: silent for 5.0 s"
+
+
+def test_a_rank_that_is_stopped_while_it_starts_is_replaced() -> None:
+    hand = Hand()
+    hand.hello(0)
+    (kill,) = of(hand.tell(RankStopped(1, 1, 5.0)), KillRank)
+    assert (kill.rank, kill.reason) == (1, "evicted: stopped by a signal for 5.0 s")
+    assert of(hand.tell(RankStopped(1, 1, 6.0)), KillRank) == []
+    hand.tell(RankExited(1, 1, -9))
+    due = hand.controller.next_deadline()
+    assert due is not None
+    hand.now = due
+    assert [(start.rank, start.generation) for start in of(hand.controller.tick(due), StartRank)] == [(1, 2)]
 
 
 def test_a_starting_rank_that_is_heard_again_is_not_watched() -> None:

@@ -30,6 +30,7 @@ from flodl.protocol.effects import (
     RankExited,
     RankHeard,
     RankSilent,
+    RankStopped,
     Record,
     Send,
     StartFailed,
@@ -363,6 +364,12 @@ def test_silence_and_its_end_are_told(stage: Stage) -> None:
     stage.events(Happening(EventKind.link_silent, 4711, seconds=5.25))
     machine = stage.run(end_after(2), start(0))
     assert machine.told == [RankSilent(0, 0, 5.25), RankHeard(0, 0)]
+
+
+def test_a_stop_is_told(stage: Stage) -> None:
+    stage.events(Happening(EventKind.child_stopped, 2**30, seconds=5.5), Happening(EventKind.child_stopped, 4711))
+    machine = stage.run(end_after(1), start(0))
+    assert machine.told == [RankStopped(0, 0, 5.5)]
 
 
 def test_the_machine_is_asked_again_at_its_deadline(stage: Stage) -> None:

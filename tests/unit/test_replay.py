@@ -11,6 +11,7 @@ from flodl.protocol.effects import (
     Interrupted,
     RankExited,
     RankSilent,
+    RankStopped,
     Reduced,
     Send,
 )
@@ -200,6 +201,14 @@ def test_an_exception_of_the_users_ends_the_run_with_its_traceback() -> None:
     assert cluster.end is not None
     assert cluster.end.reason.startswith("rank 0 failed: ValueError: no")
     assert cluster.end.traceback == "Traceback …"
+
+
+def test_a_stopped_rank_ends_the_run_even_while_it_starts() -> None:
+    cluster = Cluster(*script_of())
+    cluster.perform(cluster.replay.start(0.0))
+    cluster.perform(cluster.replay.tell(RankStopped(0, 0, 9.0), 9.0))
+    assert cluster.end is not None
+    assert "rank 0 was stopped by a signal for 9.0 s" in cluster.end.reason
 
 
 def test_a_silent_rank_ends_the_run_unless_it_only_starts() -> None:

@@ -35,7 +35,8 @@ class Endpoint {
   virtual Status flush(std::uint64_t link, double timeout_s) = 0;
   virtual void close_link(std::uint64_t link) = 0;
 
-  // Reports the exit of a child of this process and reaps it; first kills its process group if asked,
+  // Reports the exit of a child of this process and reaps it, and that it stands stopped (looked at as often as
+  // heartbeats are sent, so while there is a link); first kills its process group if asked,
   // so that what the child had started ends with it.
   virtual Status watch_child(int pid, bool kills_group) = 0;
   // At end of file on this link the I/O thread kills this process's own group (SIGKILL): nothing outlives its launcher.

@@ -20,6 +20,7 @@ enum class EventKind : std::uint8_t {
   stream_data,    // id = stream; payload = raw bytes of a pipe
   stream_closed,  // id = stream
   child_exited,   // id = pid; status = exit code, or -signal
+  child_stopped,  // id = pid; seconds = for how long by now: silence_s at least. Once per stop
   signal,         // id = signal number
   task_done,      // id = task; reason empty, or why it failed
   woken,          // somebody called wake()

@@ -34,6 +34,7 @@ from flodl.protocol.effects import (
     RankExited,
     RankHeard,
     RankSilent,
+    RankStopped,
     Record,
     Reduce,
     ReleaseMemory,
@@ -203,6 +204,11 @@ class Driver:
         if process is not None:
             process.exited(event.status, self._now)
 
+    def _child_stopped(self, event: Event) -> None:
+        process = self._ranks.table.of_pid(event.id)
+        if process is not None and process.is_alive:
+            self._tell(RankStopped(process.rank, process.generation, event.seconds))
+
     def _task_done(self, event: Event) -> None:
         ended = self._memory.task_done(event)
         if ended is not None:
@@ -231,6 +237,7 @@ class Driver:
         EventKind.stream_data: _stream_data,
         EventKind.stream_closed: _stream_closed,
         EventKind.child_exited: _child_exited,
+        EventKind.child_stopped: _child_stopped,
         EventKind.task_done: _task_done,
         EventKind.signal: _signal,
     }

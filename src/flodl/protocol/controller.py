@@ -19,6 +19,7 @@ from flodl.protocol.effects import (
     RankExited,
     RankHeard,
     RankSilent,
+    RankStopped,
     Record,
     Reduced,
     ReleaseMemory,
@@ -139,6 +140,8 @@ class Controller:
                 effects = self._exited(RankExited(rank, generation, 127, words=error), now)
             case RankSilent(rank, generation, seconds):
                 effects = self._silent(rank, generation, seconds)
+            case RankStopped(rank, generation, seconds):
+                effects = self._stopped(rank, generation, seconds)
             case RankHeard(rank, generation):
                 if state := self._roster.current(rank, generation):
                     state.is_silent = False
@@ -307,6 +310,12 @@ class Controller:
             state.is_silent = True  # an interpreter that imports says nothing; the start limit watches it
             return []
         return self._evict(state, f"evicted: silent for {seconds:.1f} s")
+
+    def _stopped(self, rank: int, generation: int, seconds: float) -> list[Effect]:
+        state = self._roster.current(rank, generation)
+        if state is None or state.phase is Phase.ENDING:
+            return []
+        return self._evict(state, f"evicted: stopped by a signal for {seconds:.1f} s")
 
     def _evict(self, state: RankState, why: str) -> list[Effect]:
         record = Record("evict", {"rank": state.rank, "generation": state.generation, "reason": why})

@@ -187,6 +187,15 @@ class RankSilent:
 
 
 @dataclass(frozen=True)
+class RankStopped:
+    """A rank's process has stood stopped by a signal for this long; told also of one that has not said Hello yet."""
+
+    rank: int
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RankHeard:
     """A rank that was reported silent is heard again."""
 
@@ -243,4 +252,14 @@ class Interrupted:
     reason: str
 
 
-DriverEvent = RankExited | RankSilent | RankHeard | StartFailed | Reduced | Committed | CheckpointEnded | Interrupted
+DriverEvent = (
+    RankExited
+    | RankSilent
+    | RankStopped
+    | RankHeard
+    | StartFailed
+    | Reduced
+    | Committed
+    | CheckpointEnded
+    | Interrupted
+)

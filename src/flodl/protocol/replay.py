@@ -21,6 +21,7 @@ from flodl.protocol.effects import (
     RankExited,
     RankHeard,
     RankSilent,
+    RankStopped,
     Record,
     Reduce,
     Reduced,
@@ -128,6 +129,8 @@ class Replay:
                 effects = self._exited(RankExited(rank, generation, 127, words=error), now)
             case RankSilent(rank, generation, seconds):
                 effects = self._silent(rank, generation, seconds)
+            case RankStopped(rank, generation, seconds):
+                effects = self._stopped(rank, generation, seconds)
             case RankHeard(rank, generation):
                 if state := self._roster.current(rank, generation):
                     state.is_silent = False
@@ -268,6 +271,14 @@ class Replay:
             state.is_silent = True  # an interpreter that imports says nothing; the start limit watches it
             return []
         return self._ending.fail(f"rank {rank} was silent for {seconds:.1f} s; a replay cannot go on without it")
+
+    def _stopped(self, rank: int, generation: int, seconds: float) -> list[Effect]:
+        state = self._roster.current(rank, generation)
+        if state is None or state.phase is Phase.ENDING:
+            return []
+        return self._ending.fail(
+            f"rank {rank} was stopped by a signal for {seconds:.1f} s; a replay cannot go on without it"
+        )
 
     # ---- rounds
 
