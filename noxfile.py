@@ -15,6 +15,12 @@ BUILD_TOOLS = ("cmake>=3.24", "ninja")
 SANITIZERS = ("asan", "ubsan", "tsan")
 
 
+def find_clang() -> str:
+    """clang++, or the newest that bears its version in its name, as Debian's do; empty if there is none."""
+    names = ("clang++", *(f"clang++-{version}" for version in range(30, 13, -1)))
+    return next((found for name in names if (found := shutil.which(name))), "")
+
+
 def group(name: str) -> list[str]:
     """The requirements of one dependency group."""
     return nox.project.dependency_groups(PROJECT, name)
@@ -52,7 +58,7 @@ def types(session: nox.Session) -> None:
 def sanitize(session: nox.Session, preset: str) -> None:
     """The native tests under one sanitizer, with clang if it is here."""
     session.install(*BUILD_TOOLS)
-    clang = shutil.which("clang++")
+    clang = find_clang()
     env = {"CXX": clang} if clang and "CXX" not in os.environ else {}
     session.run("cmake", "--preset", preset, env=env)
     session.run("cmake", "--build", "--preset", preset)
@@ -63,9 +69,7 @@ def sanitize(session: nox.Session, preset: str) -> None:
 def fuzz(session: nox.Session) -> None:
     """The frame fuzzer for so many minutes: nox -s fuzz -- 10. Needs clang with libFuzzer."""
     session.install(*BUILD_TOOLS)
-    clang = shutil.which("clang++") or next(
-        (found for n in range(30, 13, -1) if (found := shutil.which(f"clang++-{n}"))), ""
-    )
+    clang = find_clang()
     if not clang:
         session.error("no clang++ here; on Debian: apt-get install clang libclang-rt-dev")
     seconds = round(float(session.posargs[0]) * 60) if session.posargs else 60

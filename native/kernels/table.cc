@@ -145,7 +145,8 @@ bool has_avx512() {
 
 std::vector<const Kernels*> find_available() {
   static constexpr Kernels kBaseline = kernels_of<baseline_loops>("baseline");
-  std::vector<const Kernels*> found{&kBaseline};
+  std::vector<const Kernels*> found;
+  found.push_back(&kBaseline);
 #if defined(FLODL_HAS_AVX2)
   static constexpr Kernels kAvx2 = kernels_of<avx2_loops>("avx2");
   if (has_avx2()) found.push_back(&kAvx2);
