@@ -11,7 +11,8 @@ function(flodl_test name)
   target_compile_definitions(${name} PRIVATE FLODL_VECTORS_DIR="${PROJECT_SOURCE_DIR}/tests/vectors")
   flodl_flags(${name})
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  # Sanitized code takes up to thirty times as long; the limit is there to end a test that hangs.
+  set_tests_properties(${name} PROPERTIES TIMEOUT $<IF:$<BOOL:${FLODL_SANITIZER}>,1800,300>)
 endfunction()
 
 function(flodl_check_tests)
