@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flodl.protocol.ledger import Holder, Ledger, epoch_sizes
+from flodl.protocol.ledger import MAX_RETURNS, Holder, Ledger, epoch_sizes
 from flodl.protocol.messages import BatchRange
 
 A, B = (0, 0), (1, 1)
@@ -96,7 +96,31 @@ def test_an_excluded_batch_is_dealt_before_the_pool_and_to_another_rank() -> Non
     ledger.seal(A, 2)
     assert ledger.exclude(A) == []
     assert ledger.grant(A, 1) == ranges((0, 2, 1))
-    assert ledger.grant(B, 3) == ranges((0, 0, 2), (0, 3, 1))
+    # The later one first: whichever of two neighbours it was, the second try tells them apart.
+    assert ledger.grant(B, 3) == ranges((0, 1, 1), (0, 0, 1), (0, 3, 1))
+
+
+def test_of_an_excluded_window_only_the_suspects_are_counted() -> None:
+    ledger = Ledger([6])
+    for _ in range(2):
+        ledger.grant(A, 4, is_alone=True)
+        ledger.seal(A, 4)
+        quarantined = ledger.exclude(A, [(0, 1), (0, 2)])
+    assert quarantined == [(0, 2), (0, 1)]
+    assert ledger.grant(B, 6) == ranges((0, 0, 1), (0, 3, 3))
+    assert ledger.unsettled() == 4
+
+
+def test_an_innocent_that_is_left_out_again_and_again_is_a_suspect() -> None:
+    ledger = Ledger([2])
+    turns = 0
+    while not ledger.is_complete and turns < 50:
+        turns += 1
+        ledger.grant(A, 2, is_alone=True)
+        ledger.seal(A, 2)
+        ledger.exclude(A, [(1, 7)])
+        ledger.close()
+    assert turns == MAX_RETURNS + 2
 
 
 def test_a_rank_that_is_alone_retries_its_own() -> None:

@@ -218,6 +218,28 @@ def test_a_seal_now_that_arrives_with_its_commit_is_kept() -> None:
     assert [sealed.batches for sealed in world.only(Sealed)] == [2, 0]
 
 
+def test_a_seal_now_concerns_no_later_window_of_its_round() -> None:
+    world = World(Commit(0, 0, 0, Window(1, None), batches(0, 9)))
+    world.at_step[2] = [SealNow(1)]
+    world.at_step[5] = [SealNow(1)]
+    world.answers.append(on(Sealed, Continue(Window(1, None)), Stop("done")))
+    world.run()
+    assert [sealed.batches for sealed in world.only(Sealed)] == [2, 3]
+
+
+def test_an_open_window_ends_with_nothing_done_only_where_there_is_nothing_to_do() -> None:
+    """As it is when a rank is fed while the others end theirs: it would be fed the same batch again."""
+    fed = [Continue(Window(1, None), batches(0, 2)), SealNow(1)]
+    world = World(Commit(0, 0, 0, None))
+    world.answers += [lambda message: fed if isinstance(message, Adopted) else [], on(Sealed, Stop("done"))]
+    world.run()
+    assert [sealed.batches for sealed in world.only(Sealed)] == [1]
+    idle = World(Commit(0, 0, 0, Window(1, None)), SealNow(1))
+    idle.answers.append(on(Sealed, Stop("done")))
+    idle.run()
+    assert [sealed.batches for sealed in idle.only(Sealed)] == [0]
+
+
 def test_a_late_seal_now_of_another_round_changes_nothing() -> None:
     world = World(Commit(0, 0, 0, Window(1, 3), batches(0, 9)))
     world.at_step[1] = [SealNow(0)]

@@ -12,6 +12,9 @@ from flodl.protocol.ranges import Ranges
 Holder = tuple[int, int]
 """(rank, generation): a restarted rank is another holder."""
 
+MAX_RETURNS = 5
+"""A batch that was left out so often beside a suspect is a suspect itself, so that no run turns in circles."""
+
 _Range = tuple[int, int, int]
 """(epoch, start, stop)."""
 
@@ -47,7 +50,9 @@ class Ledger:
         self._current = 0
         self._leased: dict[Holder, deque[_Range]] = {}
         self._sealed: dict[Holder, list[_Range]] = {}
+        self._unsettled = sum(sizes)
         self._exclusions: dict[tuple[int, int], int] = {}
+        self._returns: dict[tuple[int, int], int] = {}
         self._again: list[tuple[int, int, int]] = []  # (epoch, index, rank to avoid), dealt before the pool
 
     def restore(self, contributed: Iterable[BatchRange], quarantined: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -66,6 +71,7 @@ class Ledger:
             self._epochs[epoch].quarantined.add(index, index + 1)
         for number, epoch_state in enumerate(self._epochs):
             epoch_state.pool = Ranges(self.remaining(number))
+        self._unsettled = sum(self.unsettled_in(number) for number in range(len(self._epochs)))
         return self.close()
 
     # ---- what there is
@@ -89,7 +95,7 @@ class Ledger:
 
     def unsettled(self) -> int:
         """Batches of the run not yet contributed or quarantined."""
-        return sum(e.size - len(e.contributed) - len(e.quarantined) for e in self._epochs[self._current :])
+        return self._unsettled
 
     def unsettled_in(self, epoch: int) -> int:
         """The same, of one epoch."""
@@ -199,21 +205,30 @@ class Ledger:
             returned += stop - start
         return returned
 
-    def exclude(self, holder: Holder) -> list[tuple[int, int]]:
-        """The holder's contribution was not finite: deal its batches once more; a second time, quarantine them.
+    def exclude(self, holder: Holder, suspects: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+        """The holder's contribution was not finite: deal its suspects once more; a second time, quarantine them.
 
-        Returns the batches quarantined now.
+        suspects: the batches that can have done it; none: any of them. The others go back to the pool, uncounted the
+        first MAX_RETURNS times. Returns the batches quarantined now.
         """
+        named = set(suspects)
         quarantined = []
         for epoch, start, stop in self._sealed.pop(holder, ()):
             for index in range(start, stop):
-                times = self._exclusions[epoch, index] = self._exclusions.get((epoch, index), 0) + 1
+                batch = (epoch, index)
+                if named and batch not in named and self._returns.get(batch, 0) < MAX_RETURNS:
+                    self._returns[batch] = self._returns.get(batch, 0) + 1
+                    self._epochs[epoch].pool.add(index, index + 1)
+                    continue
+                times = self._exclusions[batch] = self._exclusions.get(batch, 0) + 1
                 if times == 1:
                     self._again.append((epoch, index, holder[0]))
                 else:
                     self._epochs[epoch].quarantined.add(index, index + 1)
-                    quarantined.append((epoch, index))
-        self._again.sort()
+                    self._unsettled -= 1
+                    quarantined.append(batch)
+        # A batch comes before the one that it followed: whichever of two suspects it was, this tells them apart.
+        self._again.sort(key=lambda entry: (entry[0], -entry[1]))
         return quarantined
 
     def commit(self, cohort: Iterable[Holder]) -> Contributed:
@@ -222,6 +237,7 @@ class Ledger:
         for holder in cohort:
             for epoch, start, stop in self._sealed.pop(holder, ()):
                 self._epochs[epoch].contributed.add(start, stop)
+                self._unsettled -= stop - start
                 batches.append((epoch, start, stop))
         return Contributed(_as_message(sorted(batches)), self.close())
 

@@ -101,6 +101,7 @@ class Sealed(msgspec.Struct, tag="sealed", frozen=True):
     report: WindowReport
     losses: tuple[tuple[int, float, int], ...] = ()  # (epoch, summed loss · samples, samples)
     factor: float = 1.0  # the schedule's value at the last batch, relative to the base learning rate
+    suspects: tuple[tuple[int, int], ...] = ()  # the first batch whose loss was not finite and the one before it
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):

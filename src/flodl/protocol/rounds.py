@@ -166,12 +166,14 @@ class Rounds:
     def _exclude(self, rank: int, generation: int, first: str) -> tuple[Record, bool]:
         """Also whether nothing but retries of batches that were excluded before was in this contribution."""
         batches = self._ledger.sealed((rank, generation))
-        quarantined = self._ledger.exclude((rank, generation))
+        suspects = self.current.excluded[rank, generation].suspects
+        quarantined = self._ledger.exclude((rank, generation), suspects)
         self._story.excluded(rank, self.current.number, quarantined, first)
         if self._roster[rank].generation == generation:
             self._roster[rank].exclusions += 1
         fields: dict[str, Any] = {"rank": rank, "generation": generation, "round": self.current.number}
-        record = Record("exclusion", {**fields, "quarantined": quarantined, "first": first})
+        told = {"suspects": suspects, "quarantined": quarantined, "first": first}
+        record = Record("exclusion", {**fields, **told})
         return record, 0 < batches == len(quarantined)
 
     def _commit(self, event: Reduced) -> Verdict:

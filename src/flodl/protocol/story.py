@@ -13,6 +13,8 @@ from flodl.protocol.membership import Roster
 from flodl.protocol.messages import Evaluated, Sealed
 from flodl.protocol.round import Round
 
+MOST_NAMED = 10
+
 
 @dataclass
 class EpochStory:
@@ -92,6 +94,10 @@ class Story:
         self._exclusions += 1
         self._quarantined += quarantined
         self.degrade(f"rank {rank} was left out of round {round_}: not finite ({first})")
+        if quarantined:
+            named = ", ".join(f"{index} of epoch {epoch}" for epoch, index in quarantined[:MOST_NAMED])
+            more = f" and {len(quarantined) - MOST_NAMED} more" if len(quarantined) > MOST_NAMED else ""
+            self.degrade(f"given up, for they were not finite twice: batch {named}{more}")
 
     def degrade(self, reason: str) -> None:
         self.degraded.append(reason)

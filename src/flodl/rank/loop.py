@@ -142,9 +142,10 @@ class RankLoop:
         window = self._window
         if window is None:
             return False
-        return self._seals_round == window.round or (
-            window.batches is not None and self._tally.batches >= window.batches
-        )
+        if window.batches is None:
+            # Not with nothing done while there is work: it would be given the same window again, and again.
+            return self._seals_round == window.round and (self._tally.batches > 0 or not self._leases)
+        return self._seals_round == window.round or self._tally.batches >= window.batches
 
     def _may_train(self) -> bool:
         """Within the window, or ahead of the next one; only batches that are leased."""
@@ -169,6 +170,7 @@ class RankLoop:
                 self._grant(message.grant)
             case Continue(window, grant):
                 self._window = window
+                self._seals_round = -1  # what was said before concerned its earlier window in this round
                 self._grant(grant)
             case SealNow(round):
                 self._seals_round = round
@@ -253,7 +255,16 @@ class RankLoop:
         if tally.pause_ms > 0.0:
             self._line.send(Resumed("callbacks", tally.pause_ms / 1e3))
         self._line.send(
-            Sealed(round, self.step, tally.batches, tally.samples, tally.report(), tally.losses(), tally.factor)
+            Sealed(
+                round,
+                self.step,
+                tally.batches,
+                tally.samples,
+                tally.report(),
+                tally.losses(),
+                tally.factor,
+                tally.suspects(),
+            )
         )
 
     def _train(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Tally:
     _data_ms: float = 0.0
     _first_ms: float = 0.0
     _raw_over_pad: int = 0
+    _last: Lease | None = None
+    _suspects: tuple[Lease, ...] = ()
 
     def add(self, lease: Lease, trained: Trained) -> None:
         if self.batches == 0:
@@ -47,6 +50,9 @@ class Tally:
         self.factor = trained.factor
         self.pause_ms += trained.pause_ms
         self.last_loss = trained.loss
+        if not self._suspects and not math.isfinite(trained.loss):
+            self._suspects = (lease,) if self._last is None else (self._last, lease)
+        self._last = lease
         self._raw_over_pad += trained.is_over_pad
         summed, samples = self._losses.get(lease.epoch, (0.0, 0))
         self._losses[lease.epoch] = (summed + trained.loss * trained.samples, samples + trained.samples)
@@ -55,6 +61,12 @@ class Tally:
         """The first batch apart: it carries what a window's start costs."""
         batches = max(0, self.batches - 1)
         return WindowReport(batches, self._compute_ms, self._data_ms, self._first_ms, self._raw_over_pad)
+
+    def suspects(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, index) of the first batch whose loss was not finite, and of the one before it: a loss is that of the
+        state which the batch before left. Empty where every loss was finite.
+        """
+        return tuple((lease.epoch, lease.index) for lease in self._suspects)
 
     def losses(self) -> tuple[tuple[int, float, int], ...]:
         """(epoch, sum of loss · samples, samples), in order of epochs."""

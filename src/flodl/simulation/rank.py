@@ -119,11 +119,12 @@ class SimRank:
         self._continue: Window | None = None
         self._adopted = -1
         self._trained: list[Batch] = []
+        self._suspects: tuple[Batch, ...] = ()  # as a rank tells them: the first not finite, and the one before
         self._window_ms: list[float] = []
         self._poisoned = False  # the parameters, not the snapshot
         self._step = 0
         self._ahead = 0
-        self._seals_now = False
+        self._seals_round = -1
         self._keeps = False  # a copy of what the optimizer was at the last seal
         self._seed_asked = False
         self._stop: str | None = None
@@ -212,7 +213,6 @@ class SimRank:
             self._busy("adopt", self.costs.copy_ms, lambda: self._finish_adopt(commit))
         elif self._is_due():
             round_ = self._window.round if self._window else -1
-            self._seals_now = False
             self._busy("seal", self.costs.copy_ms if self.is_async else 0.0, lambda: self._finish_seal(round_))
         elif self._may_train() and self._leases:
             self._train()
@@ -241,9 +241,9 @@ class SimRank:
                 self._commit = message
             case Continue(window, grant):
                 self._leases.extend(grant)
-                self._window = window
+                self._window, self._seals_round = window, -1
             case SealNow(round_):
-                self._seals_now = self._window is not None and self._window.round == round_
+                self._seals_round = round_
             case Recall(keep):
                 self._give_up(keep)
             case Stop(reason):
@@ -252,9 +252,10 @@ class SimRank:
     def _is_due(self) -> bool:
         if self._window is None or self._adopted != self._window.round - 1:
             return False
-        if self._seals_now:
-            return True
-        return self._window.batches is not None and len(self._trained) >= self._window.batches
+        is_told = self._seals_round == self._window.round
+        if self._window.batches is None:
+            return is_told and bool(self._trained or not self._leases)
+        return is_told or len(self._trained) >= self._window.batches
 
     def _may_train(self) -> bool:
         if self._adopted < 0:
@@ -285,6 +286,8 @@ class SimRank:
         self._trained.append(batch)
         self._window_ms.append(step_ms)
         self._poisoned = self._poisoned or batch in self.scenario.nan_batches
+        if self._poisoned and not self._suspects:
+            self._suspects = tuple(self._trained[-2:])
         if not self.is_async:
             self.memory.version += 1
         if self._window is not None and self._window.batches is None:
@@ -292,6 +295,7 @@ class SimRank:
 
     def _finish_seal(self, round_: int) -> None:
         trained, self._trained = self._trained, []
+        suspects, self._suspects = self._suspects, ()
         cost, self._window_ms = self._window_ms, []
         memory = self.memory
         memory.version += 1
@@ -303,7 +307,7 @@ class SimRank:
         samples = sum(self._samples(index) for _, index in trained)
         report = WindowReport(max(0, len(cost) - 1), sum(cost[1:]), 0.0, cost[0] if cost else 0.0)
         losses = tuple((epoch, 1.0 * self._samples(index), self._samples(index)) for epoch, index in trained)
-        self._say(Sealed(round_, self._step, len(trained), samples, report, losses))
+        self._say(Sealed(round_, self._step, len(trained), samples, report, losses, suspects=suspects))
 
     def _finish_save(self, commit: Commit) -> None:
         self._save(commit)
@@ -331,7 +335,7 @@ class SimRank:
         self._adopted = commit.round
         if not self.is_async:
             self.memory.version += 1
-        self._window, self._ahead, self._seals_now = commit.window, 0, False
+        self._window, self._ahead = commit.window, 0
         misread, self.misreads_next = self.misreads_next, False
         self._say(Adopted(commit.round, self._step, commit.hash + misread))
         self._evaluate(list(commit.evaluate), commit.round)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flodl.protocol.effects import CommitRound, EndRun, Record, Reduce
+from flodl.protocol.ledger import MAX_RETURNS
 from flodl.protocol.settings import Beginning
 from flodl.simulation.rank import Memory
 from flodl.simulation.scenario import Batch, Holder, Scenario
@@ -24,6 +25,7 @@ class Witness:
     earlier: set[Batch] = field(default_factory=set)  # contributed by the run that this one goes on from
     quarantined: set[Batch] = field(default_factory=set)
     exclusions: dict[Batch, int] = field(default_factory=dict)
+    returns: dict[Batch, int] = field(default_factory=dict)
     memories: dict[Holder, Memory] = field(default_factory=dict)
     dismissed: set[Holder] = field(default_factory=set)
     wanted: set[Batch] = field(default_factory=set)
@@ -85,7 +87,7 @@ class Witness:
         elif record.kind == "abort":
             self._check_closed(fields["round"], fields["closed_epochs"])
         elif record.kind == "exclusion":
-            self._exclude((fields["rank"], fields["generation"]), fields["quarantined"])
+            self._exclude((fields["rank"], fields["generation"]), set(fields["suspects"]), fields["quarantined"])
 
     def _lease(self, holder: Holder, batches: list[Batch]) -> None:
         for batch in batches:
@@ -125,9 +127,15 @@ class Witness:
         if not is_death and holder not in self.dismissed:
             raise self.complain(f"{holder} ended, nobody had told it to, and it counts as no death")
 
-    def _exclude(self, holder: Holder, quarantined: list[Batch]) -> None:
+    def _exclude(self, holder: Holder, suspects: set[Batch], quarantined: list[Batch]) -> None:
         for batch in self._sealed.pop(holder):
             del self._leased[batch]
+            if suspects and batch not in suspects and self.returns.get(batch, 0) < MAX_RETURNS:
+                self.returns[batch] = self.returns.get(batch, 0) + 1
+                self._free.add(batch)
+                if batch in quarantined:
+                    raise self.complain(f"batch {batch} is given up, and only {sorted(suspects)} are suspected")
+                continue
             times = self.exclusions[batch] = self.exclusions.get(batch, 0) + 1
             if (times == 2) != (batch in quarantined):
                 raise self.complain(f"batch {batch} was excluded {times} times; quarantined now: {quarantined[:5]}")
