@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,8 +15,9 @@ from torch import nn
 
 from flodl import Trainer
 from flodl.errors import CheckpointError, PlanError
+from flodl.records.schedule import read_lines
 from tests.e2e.checkpointed import trainer
-from tests.e2e.whole_runs import WANTED, go_on, journalled, kill_after_a_checkpoint, newest
+from tests.e2e.whole_runs import WANTED, go_on, interrupt, journalled, kill_after_a_checkpoint, newest
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,6 +36,15 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_killed_run_goes_on_at_any_number_of_ranks(killed: tuple[str, Path], tmp_path: Path, world_size: int) -> None:
     mode, place = killed
     go_on(mode, place, world_size, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["cpu-cadence", "cpu-async"])
+def test_ctrl_c_saves_what_was_trained_and_a_resume_goes_on_from_there(mode: str, tmp_path: Path) -> None:
+    place = tmp_path / "interrupted"
+    assert interrupt(mode, place) == -signal.SIGINT
+    _, document = newest(place / "checkpoints")
+    assert 0 < document.round == max(line["round"] for line in read_lines(place / "killed" / "journal.jsonl"))
+    go_on(mode, place, 2, tmp_path / "resumed")
 
 
 def short(**settings: Any) -> Trainer:
@@ -88,9 +100,24 @@ def test_a_checkpoint_of_another_model_names_its_tensors(tmp_path: Path) -> None
     assert not journalled(tmp_path / "second")
 
 
-def test_a_folder_that_cannot_be_written_costs_the_checkpoints_only(tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    result = short(checkpoint="/proc/no-such-folder/c", run_directory=directory, mode="cpu-async").run(quiet=True)
+class Vandal:
+    """A view that puts a file in the place of the folder as soon as the run has formed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "commit" and self._folder.is_dir():
+            shutil.rmtree(self._folder)
+            self._folder.write_text("in the way")
+
+    def close(self) -> None: ...
+
+
+def test_a_folder_that_is_lost_on_the_way_costs_the_checkpoints_only(tmp_path: Path) -> None:
+    directory, folder = tmp_path / "run", tmp_path / "c"
+    trainer = short(checkpoint=folder, run_directory=directory, mode="cpu-async")
+    result = trainer.run(view=Vandal(folder), quiet=True)
     (sentence,) = [words for words in result.degraded if "no checkpoint of round" in words]
     assert "rank 0: " in sentence
     assert "rank 1: " in sentence

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,38 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def kill_after_a_checkpoint(mode: str, place: Path, delay_s: float = 0.0) -> Path:
-    """Kills the launcher of a run with signal 9, so long after a checkpoint became whole. Returns the folder."""
+def interrupt(mode: str, place: Path) -> int:
+    """Ctrl-C to a run that has committed a few rounds of its first epoch. Returns its exit code."""
+    with started(mode, place) as process:
+        journal = place / "killed" / "journal.jsonl"
+        ends = time.monotonic() + 60.0
+        while not journal.exists() or sum(1 for _ in read_lines(journal)) < 3:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < ends, "no round was committed"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        return process.wait(60.0)
+
+
+@contextmanager
+def started(mode: str, place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of three ranks that saves after each of many epochs, in a process of its own."""
     folder = place / "checkpoints"
     settings = {"mode": mode, "checkpoint": str(folder), "run_directory": str(place / "killed"), "epochs": 40}
     command = [sys.executable, "-m", "tests.e2e.checkpointed", json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def kill_after_a_checkpoint(mode: str, place: Path, delay_s: float = 0.0) -> Path:
+    """Kills the launcher of a run with signal 9, so long after a checkpoint became whole. Returns the folder."""
+    folder = place / "checkpoints"
+    with started(mode, place) as process:
         ends = time.monotonic() + 60.0
         while not find_checkpoints(folder):
             assert process.poll() is None, process.communicate()[1]
@@ -96,9 +122,6 @@ def kill_after_a_checkpoint(mode: str, place: Path, delay_s: float = 0.0) -> Pat
         while any(is_alive(pid) for pid in ranks):
             assert time.monotonic() < ends, "ranks outlive their launcher"
             time.sleep(0.01)
-    finally:
-        process.kill()
-        process.communicate()
     return folder
 
 

@@ -188,3 +188,40 @@ def test_another_model_or_other_data_ends_the_run_before_it_forms(changes: dict[
     assert outcome.end.reason.startswith("the checkpoint does not fit: /checkpoints/round-000070: ")
     assert words in outcome.end.reason
     assert outcome.of("commit") == []
+
+
+# ---- an end before all is done
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interrupted_run_commits_and_saves_what_was_trained(mode: str, seed: int) -> None:
+    at_ms = 5000.0 + 333.0 * seed
+    outcome = World(a_run(mode=mode, seed=seed, faults=(Fault(at_ms, None, "interrupt"),))).run()
+    assert outcome.end.reason == "interrupted: Ctrl-C"
+    assert outcome.virtual_s < at_ms / 1000.0 + 1.5
+    last = outcome.checkpoints[-1]
+    saved = [(b.epoch, b.first + i) for b in last.state["contributed"] for i in range(b.count)]
+    assert len(saved) > 0
+    assert sorted(saved) == sorted(outcome.contributed)
+    assert {file.name for file in last.files} == {"consensus.safetensors", *(f"rank-{r}.safetensors" for r in range(3))}
+    assert outcome.deaths == 0
+
+
+def test_an_interrupt_waits_no_longer_for_a_checkpoint_than_it_says() -> None:
+    hangs = Fault(5000.0, 1, "slow", 1e6)
+    outcome = World(a_run(faults=(hangs, Fault(7000.0, None, "interrupt")), stall_s=600.0)).run()
+    assert outcome.end.reason == "interrupted: Ctrl-C"
+    assert 17.0 < outcome.virtual_s < 28.5
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_when_no_rank_is_left_the_host_saves_what_is_committed(evaluates: bool) -> None:
+    kills = tuple(Fault(6000.0 + 5 * rank, rank, "kill") for rank in range(3))
+    outcome = World(a_run(faults=kills, respawn=0, evaluates=evaluates)).run()
+    assert outcome.end.reason.startswith("no rank is left")
+    last = outcome.checkpoints[-1]
+    saved = [(b.epoch, b.first + i) for b in last.state["contributed"] for i in range(b.count)]
+    assert sorted(saved) == sorted(outcome.contributed) != []
+    assert last.files == ()
+    assert last.writes_consensus

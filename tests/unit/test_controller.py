@@ -289,10 +289,15 @@ def test_a_starting_rank_that_is_heard_again_is_not_watched() -> None:
     assert hand.controller.next_deadline() is None
 
 
-def test_a_declared_pause_is_not_watched_and_is_accounted() -> None:
+def test_a_declared_pause_is_told_when_it_lasts_but_not_judged_and_is_accounted() -> None:
     hand = Hand().formed()
     for rank in range(2):
         hand.say(rank, Paused("compile"))
+    assert hand.controller.next_deadline() == 60.0
+    told = hand.controller.tick(60.0)
+    assert [line["reason"] for line in records(told, "warning")] == [
+        f"rank {rank} has been in 'compile' for 60 s; it is waited for" for rank in range(2)
+    ]
     assert hand.controller.next_deadline() is None
     hand.now = 500.0
     hand.say(0, Resumed("compile", 500.0))

@@ -10,6 +10,7 @@ from typing import Any
 
 from flodl.protocol.cadence import Cadence
 from flodl.protocol.commits import Commits
+from flodl.protocol.draining import Draining
 from flodl.protocol.effects import (
     CheckpointEnded,
     Committed,
@@ -84,6 +85,12 @@ class Controller:
         self._last_commit_at = 0.0
         self._last_loss: Loss | None = None
         self._ending = Ending(self._roster, self._story)
+        self._draining = Draining(self._roster, self._cadence, self._commits, self._windows, duties)
+        if settings.mode.endswith("-sync") and settings.outer_min_window > 1:
+            self._story.degrade(
+                f"{settings.mode} averages after every batch: outer.min_window={settings.outer_min_window} cannot be "
+                "kept, and a large outer learning rate or momentum may oscillate"
+            )
 
     def _go_on_from(self, beginning: Beginning) -> None:
         self._ledger.restore(beginning.contributed, beginning.quarantined)
@@ -153,7 +160,7 @@ class Controller:
             case CheckpointEnded():
                 effects = self._saves.ended(event)
             case Interrupted(reason):
-                effects = self._ending.begin(f"interrupted: {reason}", now)
+                effects = self._interrupted(f"interrupted: {reason}", now)
         return effects + self._advance(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -162,7 +169,10 @@ class Controller:
             return []
         effects: list[Effect] = []
         if not self._ending.reason:
-            effects += self._roster.start_due(now) + self._windows.cut(now)
+            effects += [] if self._draining.reason else self._roster.start_due(now)
+            effects += self._windows.cut(now)
+        if self._draining.is_overdue(now):
+            effects += self._ending.begin(self._draining.reason, now)
         for state in self._roster:
             word, why = self._limits.verdict(state, now)
             if word == "warn":
@@ -176,7 +186,8 @@ class Controller:
         """When tick() has something to do, if nothing else happens."""
         due = [self._ending.stop_by] + [self._limits.deadline(state) for state in self._roster]
         if not self._ending.reason:
-            due.append(self._windows.next_deadline())
+            due += [self._windows.next_deadline(), self._draining.ends_by]
+        if not self._ending.reason and not self._draining.reason:
             due += [state.start_at for state in self._roster if state.phase is Phase.WAITING]
         return min((at for at in due if at is not None), default=None)
 
@@ -321,6 +332,14 @@ class Controller:
         record = Record("evict", {"rank": state.rank, "generation": state.generation, "reason": why})
         return [record, *self._roster.kill(state, why)]
 
+    # ---- an end before all is done
+
+    def _interrupted(self, reason: str, now: float) -> list[Effect]:
+        if self._draining.reason:
+            return []
+        effects = [] if self._ending.reason or not self._rounds.committed else self._draining.begin(reason, now)
+        return effects or self._ending.begin(reason, now)
+
     # ---- rounds
 
     def _reduced(self, event: Reduced, now: float) -> list[Effect]:
@@ -362,9 +381,14 @@ class Controller:
             effects += self._windows.end_open(now) + self._windows.feed_idle(rounds.current, now)
         if rounds.is_ready():
             effects += rounds.attempt()
+        if self._draining.is_done:
+            return effects + self._ending.begin(self._draining.reason, now) + self._advance(now)
         if self._is_finishing():
             return effects + self._finish(now)
         if rounds.is_sealing and self._roster.is_lost():
+            effects += self._draining.save_without_ranks(now) if rounds.committed else []
+            if self._saves.is_under_way:
+                return effects + self._saves.advance(lambda epochs: False)
             return effects + self._ending.fail_for_loss("no rank is left", self._last_loss)
         return effects
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flodl.protocol.cadence import Cadence
-from flodl.protocol.membership import START_LIMIT_S, Phase, RankState
+from flodl.protocol.membership import PRESENT, Phase, RankState
 from flodl.protocol.settings import ControllerSettings
 
 SHORTEST_STALL_S = 60.0
@@ -32,10 +32,12 @@ class Progress:
 
     def deadline(self, state: RankState) -> float | None:
         """When something is to be said or done about this rank."""
+        if state.paused is not None:
+            return None if state.warned or state.phase not in PRESENT else state.heard_at + self.limit_s(state)
         if not self.is_expected_to_move(state):
             return None
         if state.phase is Phase.STARTING:
-            return state.started_at + START_LIMIT_S
+            return state.started_at + self._settings.start_limit_s
         limit = self.limit_s(state)
         return state.heard_at + (limit if state.warned else limit / 2)
 
@@ -44,8 +46,12 @@ class Progress:
         due = self.deadline(state)
         if due is None or now < due:
             return "", ""
+        if state.paused is not None:
+            lasts = f"rank {state.rank} has been in {state.paused!r} for {now - state.heard_at:.0f} s"
+            return "warn", f"{lasts}; it is waited for"
         if state.phase is Phase.STARTING:
-            return "evict", f"evicted: silent and not started after {START_LIMIT_S:.0f} s"
+            waited = f"evicted: it has not reached run() {self._settings.start_limit_s:.0f} s after its start"
+            return "evict", f"{waited}; load data later (in model() or the data set's items), or raise stall_s"
         idle = now - state.heard_at
         limit = self.limit_s(state)
         if state.warned or now >= state.heard_at + limit:

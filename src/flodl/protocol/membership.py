@@ -14,9 +14,6 @@ from flodl.protocol.ledger import Holder
 from flodl.protocol.messages import Failed, Hello, Refused, Window
 from flodl.protocol.settings import ControllerSettings
 
-START_LIMIT_S = 60.0
-"""A process that is silent and has not introduced itself for so long is taken for hung."""
-
 WAITS_REMEMBERED = 5
 BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -105,7 +102,7 @@ class Roster:
         self._ranks = [RankState(rank) for rank in range(settings.world_size)]
         self._generation = 0
         self._first: Hello | None = None
-        self._failed_batches: dict[tuple[int, int], int] = {}
+        self._failures: dict[tuple[int, int] | str, int] = {}  # by batch; by what was said where there was none
         self.deaths = 0
         self.reasons: list[str] = []
 
@@ -250,11 +247,12 @@ class Roster:
             return "a rank failed before training began"
         if state.failed and not round_:
             return "a rank failed before the first round was committed"
-        if state.failed and state.failed.batch is not None:
-            times = self._failed_batches[state.failed.batch] = self._failed_batches.get(state.failed.batch, 0) + 1
-            if times > 1:
-                epoch, index = state.failed.batch
-                return f"batch {index} of epoch {epoch} failed twice"
+        if state.failed:
+            what = state.failed.batch or state.failed.error
+            self._failures[what] = self._failures.get(what, 0) + 1
+            if self._failures[what] > 1:
+                batch = state.failed.batch
+                return f"batch {batch[1]} of epoch {batch[0]} failed twice" if batch else "a rank failed twice alike"
         most = self._settings.max_failures
         if most is not None:
             limit = most if isinstance(most, int) else most * self._settings.world_size

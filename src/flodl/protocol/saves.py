@@ -73,6 +73,11 @@ class Saves:
     def is_due(self) -> bool:
         return self._is_due
 
+    def demand(self) -> bool:
+        """The run is to end before its time: a checkpoint is due at the next commit. False if none are made."""
+        self._is_due = self._settings is not None
+        return self._is_due
+
     @property
     def is_under_way(self) -> bool:
         return self._save is not None

@@ -8,6 +8,9 @@ from typing import Any
 from flodl.protocol.messages import BatchRange, DataSpec, LayoutSpec
 
 
+SHORTEST_START_S = 60.0
+
+
 @dataclass(frozen=True)
 class SaveSettings:
     """Where and how often this run saves. directory: absolute. first_number: added to a round's number for its name."""
@@ -55,6 +58,7 @@ class ControllerSettings:
     respawn: int = 3
     max_failures: int | float | None = None
     stall_s: float | None = None
+    start_limit_s: float = SHORTEST_START_S  # a process silent for so long before it introduces itself is evicted
     prefetch: int = 2
     evaluates: bool = False
     eval_rank: int | None = None

@@ -65,6 +65,7 @@ class Windows:
         self._told_to_seal: set[Holder] = set()
         self._was_cut: set[Holder] = set()
         self._ends_first: Holder | None = None
+        self._is_hurried = False
 
     @property
     def _is_sync(self) -> bool:
@@ -92,13 +93,15 @@ class Windows:
         reachable = self._ledger.grantable() + sum(held.values())
         if not members or reachable == 0:
             return {}, ""
+        if self._is_hurried and self._saves.is_under_way:
+            return {}, "the run ends once its checkpoint is whole"
         pace = self._cadence.pace(held)
-        if pace.counts is None and not self._is_sync:
+        if pace.counts is None and not self._is_sync and not self._is_hurried:
             self._ends_at = float("inf")
             return dict.fromkeys(held), pace.reason
         able = [Member(s.rank, self._cadence.ms(s.rank) or 1.0, held[s.rank], self._slack_ms(s)) for s in members]
         horizon = Horizon(reachable, self._ledger.unsettled())
-        if self._is_sync or pace.counts is None:
+        if self._is_sync or self._is_hurried or pace.counts is None:
             dealt, why = one_each(able, horizon), ""
         else:
             dealt, why = targets(able, pace.counts, horizon)
@@ -228,6 +231,9 @@ class Windows:
         if others_work:
             self._ends_at = max(ends, now)
             wanted = self._fit(wanted, ends - now)
+            if self._ends_first is not None:
+                # The others' open windows are being ended: one opened now would be ended before its first batch.
+                wanted = {rank: 1 if target is None else target for rank, target in wanted.items()}
         effects: list[Effect] = []
         for rank, share in self._announced(self._equip(idle, wanted), opens=False).items():
             state = self._roster[rank]
@@ -255,6 +261,14 @@ class Windows:
             fitted[rank] = target
         return fitted
 
+    # ---- before the end
+
+    def hurry(self, now: float) -> None:
+        """From here on every window is one batch, and those under way end at their next step."""
+        self._is_hurried = True
+        if not self._is_sync:
+            self._cut_at = now
+
     # ---- stragglers
 
     def sealed(self, now: float) -> None:
@@ -278,6 +292,8 @@ class Windows:
             self._cut_at = now + NEXT_LOOK_S
             late = [s for s in late if s.told is None]
         effects: list[Effect] = []
+        if self._is_hurried:
+            return [effect for state in late for effect in self._seal_now(state)]
         for state in late:
             self._was_cut.add(state.holder)
             effects += self._end_now(state)
