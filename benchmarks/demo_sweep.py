@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 
-from flodl.bench.demo import Recipe, Setting, accuracy_of
+from flodl.bench.demo_setting import Saving, Setting, accuracy_of, batches_of
 from flodl.bench.efficiency import SLOW_RATIO
-from flodl.bench.workloads import LENET_BATCH_SIZE, image_sets, lenet_entry
+from flodl.bench.workloads import image_sets
 
 LEARNING_RATES = (0.02, 0.05, 0.1)
 
@@ -21,18 +21,17 @@ LEARNING_RATES = (0.02, 0.05, 0.1)
 def sweep(directory: str | None, epochs: int, step_ms: float) -> None:
     """Prints one line per setting as it is done."""
     name, train, _ = image_sets(directory)
-    batches = -(-len(train) // LENET_BATCH_SIZE)
+    batches = batches_of(len(train))
     devices = tuple(f"emulated:{step_ms * ratio:.2f}ms" for ratio in (1.0, SLOW_RATIO, SLOW_RATIO))
     print(f"{name}, {epochs} epochs of {batches} batches, pads {', '.join(devices)}\n")
     print("| lr | alone | together | together, DiLoCo | rounds | shares |\n|---|---|---|---|---|---|")
     for lr in LEARNING_RATES:
         plain, outer = (
-            Setting(lenet_entry(lr, directory), Recipe(epochs, lr, has_outer), batches, epochs * batches, devices)
+            Setting(name, directory, lr, has_outer, "cpu-cadence", devices, len(train), epochs * batches)
             for has_outer in (False, True)
         )
-        alone = plain.train("solo", devices[:1])
-        together = plain.train("cpu-cadence", devices)
-        stepped = outer.train("cpu-cadence", devices)
+        alone, together = plain.train_alone(Saving()), plain.train_together(Saving())
+        stepped = outer.train_together(Saving())
         right = " | ".join(f"{100 * (accuracy_of(result) or 0.0):.1f} %" for result in (alone, together, stepped))
         shares = " / ".join(f"{100 * share:.0f}" for share in together.shares)
         print(f"| {lr:g} | {right} | {together.rounds}, {stepped.rounds} | {shares} % |", flush=True)

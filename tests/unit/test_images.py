@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flodl.datasets import images
+from flodl.datasets import fashion
 from flodl.datasets.idx import DataError, read_idx
 from flodl.datasets.images import find_images, read_fashion
 
@@ -121,8 +121,12 @@ def test_a_set_is_found_gzipped_or_not(folder: Path) -> None:
 
 
 def test_a_directory_without_the_files_says_what_is_missing_and_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no train-images-idx3-ubyte.*it holds nothing"):
+    with pytest.raises(DataError, match=r"has no train-images-idx3-ubyte.*it holds nothing") as refused:
         read_fashion(tmp_path)
+    accepted = str(refused.value).splitlines()[1]
+    assert "gzipped or not" in accepted
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        assert f"{name}-ubyte" in accepted
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match=r"it holds \['notes.txt'\]"):
         find_images(tmp_path)
@@ -159,9 +163,33 @@ def test_an_empty_set_is_refused(folder: Path) -> None:
         read_fashion(folder)
 
 
-def test_without_fashion_the_digits_of_scikit_learn_are_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with neither the package nor a cache; the cache's place."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(fashion, "SYSTEM_DIRECTORY", tmp_path / "nowhere")
+    monkeypatch.setattr(fashion, "cache_directory", lambda: cache)
+    return cache
+
+
+def test_the_package_comes_before_the_cache_and_a_part_of_a_set_is_passed_over(
+    folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fashion.installed_directory() is None
+    bare.mkdir()
+    for path in folder.glob("*.gz"):
+        (bare / path.name).write_bytes(path.read_bytes())
+    assert fashion.installed_directory() == bare
+    assert len(find_images().train_images) == TRAIN
+    monkeypatch.setattr(fashion, "SYSTEM_DIRECTORY", folder)
+    assert fashion.installed_directory() == folder
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert fashion.installed_directory() == bare
+
+
+@pytest.mark.usefixtures("bare")
+def test_without_fashion_the_digits_of_scikit_learn_are_taken_and_named() -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(images, "SYSTEM_DIRECTORY", Path("/nowhere"))
     found = find_images()
     assert found.name == "scikit-learn's digits"
     assert found.train_images.shape[1:] == (28, 28)
@@ -173,8 +201,8 @@ def test_without_fashion_the_digits_of_scikit_learn_are_taken_and_named(monkeypa
     assert np.array_equal(found.train_images, again.train_images)
 
 
+@pytest.mark.usefixtures("bare")
 def test_without_either_the_two_ways_out_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "SYSTEM_DIRECTORY", Path("/nowhere"))
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match="neither Debian's dataset-fashion-mnist nor scikit-learn"):
         find_images()

@@ -1,1 +1,1 @@
-"""Data sets that a directory holds, read without downloading anything."""
+"""Data sets that lie in a directory; one of them can be fetched, by name and digest."""

@@ -8,17 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flodl.datasets.fashion import FILES, file_in, installed_directory
 from flodl.datasets.idx import DataError, read_idx
 
 CLASSES = 10
-# Where Debian's package dataset-fashion-mnist puts them.
-SYSTEM_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")
-_FILES = {
-    "train_images": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "test_images": "t10k-images-idx3-ubyte",
-    "test_labels": "t10k-labels-idx1-ubyte",
-}
+FASHION = "Fashion-MNIST"
 
 
 @dataclass(frozen=True)
@@ -33,20 +27,17 @@ class Images:
 
 
 def find_images(directory: str | Path | None = None) -> Images:
-    """Fashion-MNIST from `directory`, or from the system's package; without either, scikit-learn's digits.
+    """Fashion-MNIST from `directory`, the system's package or the cache; without any, scikit-learn's digits.
 
     Raises DataError where a named directory holds something else, or nothing is to be had.
     """
-    if directory is not None:
-        return read_fashion(Path(directory))
-    if SYSTEM_DIRECTORY.is_dir():
-        return read_fashion(SYSTEM_DIRECTORY)
-    return _digits()
+    found = installed_directory() if directory is None else Path(directory)
+    return _digits() if found is None else read_fashion(found)
 
 
 def read_fashion(directory: Path) -> Images:
     """The four IDX files of Fashion-MNIST, gzipped or not. Raises DataError naming what is wrong."""
-    found = {name: _file(directory, stem) for name, stem in _FILES.items()}
+    found = {name: _file(directory, stem) for name, stem in FILES.items()}
     arrays = {name: read_idx(path) for name, path in found.items()}
     for part in ("train", "test"):
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
@@ -58,15 +49,18 @@ def read_fashion(directory: Path) -> Images:
             )
         if labels.max() >= CLASSES:
             raise DataError(f"{directory}: {part} labels go up to {labels.max()}; expected 0 to {CLASSES - 1}")
-    return Images("Fashion-MNIST", **arrays)
+    return Images(FASHION, **arrays)
 
 
 def _file(directory: Path, stem: str) -> Path:
-    for name in (f"{stem}.gz", stem):
-        if (directory / name).is_file():
-            return directory / name
+    found = file_in(directory, stem)
+    if found is not None:
+        return found
     there = sorted(path.name for path in directory.iterdir())[:10] if directory.is_dir() else []
-    raise DataError(f"{directory} has no {stem}(.gz); it holds {there or 'nothing'}")
+    raise DataError(
+        f"{directory} has no {stem}(.gz); it holds {there or 'nothing'}\n"
+        f"Name a directory with the four files of Fashion-MNIST, gzipped or not: {', '.join(FILES.values())}."
+    )
 
 
 def _digits() -> Images:
@@ -74,7 +68,7 @@ def _digits() -> Images:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "no images: neither Debian's dataset-fashion-mnist nor scikit-learn is installed\n"
+            "no images: neither Debian's dataset-fashion-mnist nor scikit-learn is installed, and none were fetched\n"
             "Run `pip install scikit-learn`, or name a directory with the files of Fashion-MNIST."
         ) from error
     digits = load_digits()
