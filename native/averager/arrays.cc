@@ -1,6 +1,7 @@
 #include "averager/arrays.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <string>
@@ -147,23 +148,39 @@ Result<ArraySum> weighted_sum_array(const WeightedSum& job) {
   const std::size_t inputs = job.inputs.size();
   ArraySum total{.is_finite = std::vector<bool>(inputs, true), .distance_sq = std::vector<double>(inputs, 0.0)};
   std::vector<std::uint64_t> hashes;
-  std::vector<const std::byte*> places(inputs);
-  WeightedSumStats stats;
-  for_chunks(job.count, chunk_elements(job.out_dtype), [&](std::size_t first, std::size_t count, std::uint64_t chunk) {
-    for (std::size_t k = 0; k < inputs; ++k) places[k] = job.inputs[k] + first * bytes_of(job.dtype);
-    WeightedSum part = job;
-    part.inputs = places;
-    part.out = job.out + first * bytes_of(job.out_dtype);
-    part.count = count;
-    part.chunk = chunk;
-    table.value()->weighted_sum(part, stats);
+  const auto keep = [&](const WeightedSumStats& stats) {
     total.norm_sq += stats.norm_sq;
     for (std::size_t k = 0; k < inputs; ++k) {
       total.distance_sq[k] += stats.distance_sq[k];
       if (!stats.is_finite[k]) total.is_finite[k] = false;
     }
     hashes.push_back(stats.hash);
-  });
+  };
+  const std::size_t step = chunk_elements(job.out_dtype);
+  std::array<std::vector<const std::byte*>, 2> places;
+  std::array<WeightedSumStats, 2> stats;
+  const auto part_at = [&](std::size_t first, std::vector<const std::byte*>& storage) {
+    storage.clear();
+    for (const std::byte* input : job.inputs) storage.push_back(input + first * bytes_of(job.dtype));
+    WeightedSum part = job;
+    part.inputs = storage;
+    part.out = job.out + first * bytes_of(job.out_dtype);
+    part.count = std::min(step, job.count - first);
+    part.chunk = first / step;
+    return part;
+  };
+  for (std::size_t first = 0; first < job.count; first += step) {
+    const WeightedSum part = part_at(first, places[0]);
+    if (job.count - first < 2 * step) {
+      table.value()->weighted_sum(part, stats[0]);
+      keep(stats[0]);
+      continue;
+    }
+    first += step;
+    table.value()->weighted_sum_pair({part, part_at(first, places[1])}, stats);
+    keep(stats[0]);
+    keep(stats[1]);
+  }
   total.hash = combine_hashes(hashes);
   return total;
 }

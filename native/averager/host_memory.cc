@@ -223,7 +223,7 @@ Status Memory::start_reduce(std::uint64_t task, std::span<const Contribution> co
   for (const Contribution& contribution : contributions) read.insert(contribution.memory);
   // The end of the job waits for mutex_, so it sees what is set below.
   pool_.start(
-      chunks_.size(), [reduction](std::size_t chunk) { reduction->run(chunk); },
+      reduction->pieces(), [reduction](std::size_t piece) { reduction->run(piece); },
       [this, reduction, task, start] { finish_reduce(reduction, task, start); });
   read_by_task_.swap(read);
   running_ = Running::reduce;

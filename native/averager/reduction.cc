@@ -28,18 +28,27 @@ Reduction::Reduction(const Kernels& kernels, const Layout& layout, std::span<con
     weights_.push_back(input.weight);
     buffer_weights_.push_back(input.buffer_weight);
   }
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    const Rule rule = layout.sections[chunks[c].section].rule;
+    const bool is_mean = rule == Rule::parameter || rule == Rule::buffer;
+    const bool is_pair = is_mean && c + 1 < chunks.size() && chunks[c + 1].section == chunks[c].section &&
+                         chunks[c + 1].count == chunks[c].count;
+    pieces_.push_back({c, is_pair});
+    if (is_pair) ++c;
+  }
 }
 
-void Reduction::run(std::size_t chunk) noexcept {
-  switch (layout_.sections[chunks_[chunk].section].rule) {
+void Reduction::run(std::size_t piece) noexcept {
+  const Piece& part = pieces_[piece];
+  switch (layout_.sections[chunks_[part.first].section].rule) {
     case Rule::parameter:
-      return run_mean(chunk, weights_);
+      return run_mean(part, weights_);
     case Rule::buffer:
-      return run_mean(chunk, buffer_weights_);
+      return run_mean(part, buffer_weights_);
     case Rule::pooled_var:
-      return run_pooled(chunk);
+      return run_pooled(part.first);
     case Rule::largest:
-      return run_largest(chunk);
+      return run_largest(part.first);
   }
 }
 
@@ -48,26 +57,38 @@ std::span<const std::byte* const> Reduction::at(std::uint64_t offset, Places& st
   return std::span(storage).first(data_.size());
 }
 
-void Reduction::run_mean(std::size_t index, std::span<const float> weights) {
+void Reduction::run_mean(const Piece& piece, std::span<const float> weights) {
+  std::array<Places, 2> storage;
+  std::array<WeightedSumStats, 2> stats;
+  const WeightedSum first = mean_of(piece.first, weights, storage[0]);
+  if (!piece.is_pair) {
+    kernels_.weighted_sum(first, stats[0]);
+  } else {
+    kernels_.weighted_sum_pair({first, mean_of(piece.first + 1, weights, storage[1])}, stats);
+    keep(piece.first + 1, stats[1]);
+  }
+  keep(piece.first, stats[0]);
+}
+
+WeightedSum Reduction::mean_of(std::size_t index, std::span<const float> weights, Places& storage) const {
   const Chunk& chunk = chunks_[index];
-  const Section& section = layout_.sections[chunk.section];
-  Places storage;
-  const std::span<const std::byte* const> inputs = at(chunk.offset, storage);
-  WeightedSumStats stats;
-  kernels_.weighted_sum({.inputs = inputs,
-                         .weights = weights,
-                         .dtype = section.dtype,
-                         .out = out_ + chunk.offset,
-                         .out_dtype = section.dtype,
-                         .count = chunk.count,
-                         .chunk = index,
-                         .streams = streams_},
-                        stats);
+  const DType dtype = layout_.sections[chunk.section].dtype;
+  return {.inputs = at(chunk.offset, storage),
+          .weights = weights,
+          .dtype = dtype,
+          .out = out_ + chunk.offset,
+          .out_dtype = dtype,
+          .count = chunk.count,
+          .chunk = index,
+          .streams = streams_};
+}
+
+void Reduction::keep(std::size_t index, const WeightedSumStats& stats) {
   hashes_[index] = stats.hash;
-  for (std::size_t k = 0; k < inputs.size(); ++k) is_finite_[row(index) + k] = stats.is_finite[k];
-  if (section.rule != Rule::parameter) return;
+  for (std::size_t k = 0; k < data_.size(); ++k) is_finite_[row(index) + k] = stats.is_finite[k];
+  if (layout_.sections[chunks_[index].section].rule != Rule::parameter) return;
   norm_sq_[index] = stats.norm_sq;
-  for (std::size_t k = 0; k < inputs.size(); ++k) distance_sq_[row(index) + k] = stats.distance_sq[k];
+  for (std::size_t k = 0; k < data_.size(); ++k) distance_sq_[row(index) + k] = stats.distance_sq[k];
 }
 
 void Reduction::run_pooled(std::size_t index) {

@@ -165,27 +165,42 @@ class Hash {
     update_part(filled);
   }
 
+  // One register's width of the stripes of a part.
+  struct Running {
+    Register key;
+    Register step;
+    Register sum;
+    Register product;
+
+    void take(Register words) {
+      const Register x = bit_xor(words, key);
+      key = add64(key, step);
+      sum = add64(sum, x);
+      product = add64(product, low_times_high(x));
+    }
+  };
+  // At the start of a part; `first` is the word within the stripe.
+  Running running(size_t first) const {
+    return {load(key_ + first), load(step_ + first), load(sum_ + first), load(product_ + first)};
+  }
+  // The running words, which are a whole stripe wide, have taken in a part; they may go on with the next one.
+  void end_part(Running& words) {
+    keep(words, 0);
+    end_part();
+    words.sum = load(sum_);
+    words.product = load(product_);
+  }
+
   // Half a unit, small enough to stand between two groups of loads from memory.
   void update_part(const void* part) {
     const auto* words = static_cast<const unsigned char*>(part);
     for (size_t first = 0; first < kWords; first += kRegisterWords) {
-      Register key = load(key_ + first);
-      const Register step = load(step_ + first);
-      Register sum = load(sum_ + first);
-      Register product = load(product_ + first);
+      Running words_here = running(first);
       const unsigned char* at = words + first * sizeof(uint64_t);
-      for (size_t n = 0; n < kPartBytes; n += flodl_math::kHashStripeBytes) {
-        const Register x = bit_xor(load(at + n), key);
-        key = add64(key, step);
-        sum = add64(sum, x);
-        product = add64(product, low_times_high(x));
-      }
-      store(key_ + first, key);
-      store(sum_ + first, sum);
-      store(product_ + first, product);
+      for (size_t n = 0; n < kPartBytes; n += flodl_math::kHashStripeBytes) words_here.take(load(at + n));
+      keep(words_here, first);
     }
-    ends_unit_ = !ends_unit_;
-    if (ends_unit_) absorb();
+    end_part();
   }
 
   uint64_t finish() {
@@ -199,6 +214,15 @@ class Hash {
   }
 
  private:
+  void keep(const Running& words, size_t first) {
+    store(key_ + first, words.key);
+    store(sum_ + first, words.sum);
+    store(product_ + first, words.product);
+  }
+  void end_part() {
+    ends_unit_ = !ends_unit_;
+    if (ends_unit_) absorb();
+  }
   void absorb() {
     for (size_t i = 0; i < kWords; ++i) lane_[i] = flodl_math::hash_absorb(lane_[i], sum_[i], product_[i]);
     for (size_t i = 0; i < kWords; ++i) sum_[i] = product_[i] = 0;

@@ -65,6 +65,7 @@ struct Digest {
 
 struct LoopTable {
   Digest (*weighted_sum)(const SumArguments&, DType in, DType out);
+  void (*weighted_sum_pair)(const SumArguments* two, Digest* digests, DType in, DType out);
   Digest (*gather)(const GatherArguments&, DType dtype);
   uint64_t (*outer_step)(const OuterArguments&, DType dtype);
   void (*blend_delta)(void* w, const void* theta, const void* snapshot, DType dtype, size_t count);

@@ -32,21 +32,30 @@ bool visit_float(DType dtype, const Visit& visit) {
 
 // ---- weighted sum ----
 
-Digest weighted_sum_of(const SumArguments& given, DType in, DType out) {
-  Digest digest{};
+// Calls visit(In{}, Out{}).
+template <typename Visit>
+void visit_sum(DType in, DType out, const Visit& visit) {
   visit_float(in, [&](auto from) {
-    using In = decltype(from);
-    if constexpr (sizeof(typename In::Wide) == 8) {
-      digest = weighted_sum<In, F64>(given);
+    if constexpr (sizeof(typename decltype(from)::Wide) == 8) {
+      visit(from, F64{});
     } else if (out == DType::f32) {
-      digest = weighted_sum<In, F32>(given);
+      visit(from, F32{});
     } else if (out == DType::bf16) {
-      digest = weighted_sum<In, Bf16>(given);
+      visit(from, Bf16{});
     } else {
-      digest = weighted_sum<In, F16>(given);
+      visit(from, F16{});
     }
   });
+}
+
+Digest weighted_sum_of(const SumArguments& given, DType in, DType out) {
+  Digest digest{};
+  visit_sum(in, out, [&](auto from, auto to) { digest = weighted_sum<decltype(from), decltype(to)>(given); });
   return digest;
+}
+
+void weighted_sum_pair_of(const SumArguments* two, Digest* digests, DType in, DType out) {
+  visit_sum(in, out, [&](auto from, auto to) { weighted_sum_pair<decltype(from), decltype(to)>(two, digests); });
 }
 
 // ---- gather ----
@@ -230,8 +239,8 @@ void move(const MoveArguments& given) {
   move_streams<4>(given);
 }
 
-constexpr LoopTable kLoops = {weighted_sum_of,  gather_of,      outer_step_of, blend_delta_of,
-                              blend_elastic_of, distance_sq_of, move};
+constexpr LoopTable kLoops = {weighted_sum_of, weighted_sum_pair_of, gather_of,      outer_step_of,
+                              blend_delta_of,  blend_elastic_of,     distance_sq_of, move};
 
 }  // namespace
 }  // namespace flodl::FLODL_VARIANT

@@ -29,22 +29,37 @@ alignas(64) const unsigned char kNothing[64] = {};
 // compiled for more than every CPU has.
 template <const LoopTable& kLoops>
 struct Adapter {
-  static void weighted_sum(const WeightedSum& given, WeightedSumStats& stats) {
+  static SumArguments sum_arguments(const WeightedSum& given, WeightedSumStats& stats) {
     assert(!given.inputs.empty() && given.inputs.size() <= kMaxInputs && given.weights.size() == given.inputs.size());
     assert(is_float(given.dtype) && is_float(given.out_dtype));
     assert((given.dtype == DType::f64) == (given.out_dtype == DType::f64));
-    const SumArguments arguments{reinterpret_cast<const void* const*>(given.inputs.data()),
-                                 given.weights.data(),
-                                 given.inputs.size(),
-                                 given.out,
-                                 given.count,
-                                 given.chunk,
-                                 given.streams,
-                                 stats.is_finite.data(),
-                                 stats.distance_sq.data()};
-    const Digest digest = kLoops.weighted_sum(arguments, given.dtype, given.out_dtype);
+    return {reinterpret_cast<const void* const*>(given.inputs.data()),
+            given.weights.data(),
+            given.inputs.size(),
+            given.out,
+            given.count,
+            given.chunk,
+            given.streams,
+            stats.is_finite.data(),
+            stats.distance_sq.data()};
+  }
+
+  static void keep(const Digest& digest, WeightedSumStats& stats) {
     stats.norm_sq = digest.norm_sq;
     stats.hash = digest.hash;
+  }
+
+  static void weighted_sum(const WeightedSum& given, WeightedSumStats& stats) {
+    keep(kLoops.weighted_sum(sum_arguments(given, stats), given.dtype, given.out_dtype), stats);
+  }
+
+  static void weighted_sum_pair(const std::array<WeightedSum, 2>& given, std::array<WeightedSumStats, 2>& stats) {
+    assert(given[0].inputs.size() == given[1].inputs.size() && given[0].count == given[1].count);
+    assert(given[0].dtype == given[1].dtype && given[0].out_dtype == given[1].out_dtype);
+    const SumArguments two[2] = {sum_arguments(given[0], stats[0]), sum_arguments(given[1], stats[1])};
+    Digest digests[2];
+    kLoops.weighted_sum_pair(two, digests, given[0].dtype, given[0].out_dtype);
+    for (std::size_t i = 0; i < 2; ++i) keep(digests[i], stats[i]);
   }
 
   static GatherStats gather(const Gather& given) {
@@ -106,6 +121,7 @@ constexpr Kernels kernels_of(std::string_view name) {
   using Functions = Adapter<kLoops>;
   return {name,
           Functions::weighted_sum,
+          Functions::weighted_sum_pair,
           Functions::gather,
           Functions::copy_hash,
           Functions::outer_step,

@@ -1,5 +1,6 @@
 // Every table against the slow reference, and so against every other, bit for bit.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -83,6 +84,9 @@ void check_weighted_sum(const Case& given) {
   const Inputs inputs(given.in, given.width, given.count);
   WeightedSum request{inputs.at, inputs.weights, given.in, nullptr, given.out, given.count, 42, false};
   const reference::Sum expected = reference::weighted_sum(request);
+  const std::vector<const std::byte*> reversed(inputs.at.rbegin(), inputs.at.rend());
+  WeightedSum other{reversed, inputs.weights, given.in, nullptr, given.out, given.count, 43, false};
+  const reference::Sum expected_other = reference::weighted_sum(other);
   for (const Kernels* table : available_kernels()) {
     for (const bool streams : {false, true}) {
       for (const std::size_t shift : {std::size_t{0}, bytes_of(given.out)}) {
@@ -99,6 +103,18 @@ void check_weighted_sum(const Case& given) {
         CHECK(out.holds(expected.out));
         CHECK(out.is_guarded());
         CHECK(is_same(stats, expected));
+
+        Room first(expected.out.size(), shift), second(expected.out.size(), 0);
+        std::array<WeightedSumStats, 2> both;
+        request.out = first.data();
+        other.out = second.data();
+        other.streams = streams;
+        table->weighted_sum_pair({request, other}, both);
+        CHECK(first.holds(expected.out));
+        CHECK(second.holds(expected_other.out));
+        CHECK((first.is_guarded() && second.is_guarded()));
+        CHECK(is_same(both[0], expected));
+        CHECK(is_same(both[1], expected_other));
       }
     }
   }

@@ -1,4 +1,5 @@
-// When to send a heartbeat, which links have fallen silent and which children stand still: decided from the times it is told, with no clock.
+// When to send a heartbeat, which links have fallen silent and which children stand still: decided from the times it is
+// told, with no clock.
 #pragma once
 
 #include <chrono>

@@ -95,6 +95,9 @@ struct Move {
 struct Kernels {
   std::string_view name;  // "baseline", "avx2", "avx512", "neon"
   void (*weighted_sum)(const WeightedSum&, WeightedSumStats&);
+  // Two chunks block by block in turn: the bits of two calls of weighted_sum, but more reads under way at once. Both
+  // have the same number of inputs, dtypes, count and `streams`.
+  void (*weighted_sum_pair)(const std::array<WeightedSum, 2>&, std::array<WeightedSumStats, 2>&);
   GatherStats (*gather)(const Gather&);
   // Copies bytes and returns their hash; dst null: hash only.
   std::uint64_t (*copy_hash)(std::byte* dst, const std::byte* src, std::size_t bytes, std::uint64_t chunk,
