@@ -4,6 +4,7 @@ What decides (E, budgets, memory, bounds) is tested on figures given by hand.
 """
 
 import json
+import mmap
 import math
 import os
 import subprocess
@@ -308,12 +309,14 @@ def test_a_process_holds_its_anonymous_pages_and_each_segment() -> None:
     before = memory.held_by()
     segment = native.SharedMemory.create(8 << 20)
     segment.prefault()
-    filled = torch.full((4 << 20,), 1.0)
+    # Not from an allocator, which may have pages left over; what else this process gives back meanwhile is less.
+    filled = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    filled.write(b"x" * (64 << 20))
     after = memory.held_by(os.getpid())
+    filled.close()
     new = [size for key, size in after.shared.items() if key not in before.shared]
     assert sum(new) == 8 << 20
-    assert after.own - before.own >= 15 << 20
-    assert float(filled[0]) == 1.0
+    assert 48 << 20 <= after.own - before.own <= 192 << 20
 
 
 # Rounds
