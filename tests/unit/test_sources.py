@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import types
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from flodl.errors import PlanError
 from flodl.plan import program, sources
 from flodl.plan.program import Program, parse_command_line
-from flodl.plan.sources import Inside, Role, Started
+from flodl.plan.sources import EarlierCall, Inside, Role, Started
 from tests.unit.fresh_python import output_of, run_python
 
 ROLE = Role(
@@ -24,7 +25,7 @@ ROLE = Role(
     plan={"mode": "cpu-sync", "cluster": {"devices": ["cpu", "cpu"]}},
     threads=3,
     sys_path=("/a b", "/c"),
-    earlier=("/runs/earlier",),
+    earlier=(EarlierCall("/runs/earlier"), EarlierCall("", "PlanError", "devices = 0")),
 )
 
 TAKE = """
@@ -116,6 +117,41 @@ def test_the_start_is_as_it_was_at_import(tmp_path: Path) -> None:
     script.write_text(START)
     seen = json.loads(output_of("-u", "start.py", "a b", directory=tmp_path))
     assert seen == [str(tmp_path.resolve()), ["-u", "start.py", "a b"], True, False, None, None]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+def test_the_age_of_a_process_begins_before_the_import() -> None:
+    code = "import time; time.sleep(0.3); import flodl; print(flodl.plan.sources.running_s())"
+    assert 0.3 < float(output_of("-c", code)) < 30.0
+
+
+WAITING = """
+import json, os, socket, subprocess, sys, time
+from flodl.plan import Role
+ours, theirs = socket.socketpair()
+role = Role("r", 0, 0, 0, theirs.fileno(), "d")
+code = "import flodl, os, time; print(os.getpid(), flush=True); time.sleep(600)"
+if sys.argv[1] == "gone":
+    ours.close()
+child = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdout=subprocess.PIPE,
+                         env={**os.environ, "FLODL_ROLE": role.to_json()})
+print(child.stdout.readline().decode(), flush=True)
+if sys.argv[1] == "gone":
+    print(child.wait(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel tells of a parent's death")
+def test_a_rank_that_runs_the_users_code_ends_with_its_launcher() -> None:
+    done = run_python("-c", WAITING, "lives")
+    # The rank has the launcher's stderr: run_python came back before its limit because the rank has ended.
+    assert (done.returncode, done.stdout.strip().isdecimal()) == (-signal.SIGKILL, True), done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel tells of a parent's death")
+def test_a_rank_whose_launcher_is_gone_runs_nothing_of_the_users() -> None:
+    assert run_python("-c", WAITING, "gone").stdout.split() == ["-9"]
 
 
 @pytest.mark.parametrize(

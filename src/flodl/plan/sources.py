@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field, fields
+import time
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from flodl.plan.parent import end_with_launcher
 from flodl.plan.refusal import refused
 
 ROLE = "FLODL_ROLE"
@@ -28,12 +30,22 @@ class Started:
     environment: dict[str, str]
 
 
+class EarlierCall(NamedTuple):
+    """A run() call of the script that is over. directory: of its run, "" where it was refused before it had one.
+    error: the class of what it raised, "" where it returned; message: its words."""
+
+    directory: str
+    error: str = ""
+    message: str = ""
+
+
 @dataclass(frozen=True)
 class Role:
     """What a launcher tells a rank's process.
 
     link: an inherited descriptor, the rank's end of its socket pair; run_rank owns it. ordinal: which run() call of the
-    script is this run. earlier: run directories of the calls before it. threads: torch threads, 0 leaves them alone.
+    script is this run. earlier: what the calls before it came to. threads: torch threads, 0 leaves them alone.
+    dataset_length: in samples, as the launcher saw it; 0 where it did not look.
     """
 
     run: str
@@ -47,7 +59,8 @@ class Role:
     threads: int = 0
     sys_path: tuple[str, ...] = ()
     is_debugged: bool = False
-    earlier: tuple[str, ...] = field(default=())
+    dataset_length: int = 0
+    earlier: tuple[EarlierCall, ...] = ()
 
     def to_json(self) -> str:
         """The value of FLODL_ROLE."""
@@ -58,8 +71,8 @@ class Role:
         """Raises PlanError where a launcher of another version, or a person, wrote the variable."""
         try:
             values = json.loads(text)
-            for name in ("sys_path", "earlier"):
-                values[name] = tuple(values.get(name, ()))
+            values["sys_path"] = tuple(values.get("sys_path", ()))
+            values["earlier"] = tuple(EarlierCall(*call) for call in values.get("earlier", ()))
             return Role(**values)
         except (ValueError, TypeError, AttributeError) as error:
             raise refused(
@@ -80,6 +93,7 @@ class _Taken:
     started: Started
     role: Role | None
     pid: int
+    at: float  # time.monotonic()
 
 
 def _take() -> _Taken:
@@ -87,8 +101,10 @@ def _take() -> _Taken:
     role = None if text is None else Role.from_json(text)
     if role is not None:
         os.environ[INSIDE] = f"{role.run}:{role.rank}:{os.getpid()}"
+        if not role.is_debugged:
+            end_with_launcher(role.link)
     started = Started(_working_directory(), tuple(sys.orig_argv), dict(os.environ))
-    return _Taken(started, role, os.getpid())
+    return _Taken(started, role, os.getpid(), time.monotonic())
 
 
 def _working_directory() -> str:
@@ -104,6 +120,16 @@ _taken = _take()
 def started() -> Started:
     """How this process was started, as it was when flodl was imported."""
     return _taken.started
+
+
+def running_s() -> float:
+    """Seconds since this process was started; since flodl was imported where the system does not say (not Linux)."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - _taken.at
 
 
 def role() -> Role | None:

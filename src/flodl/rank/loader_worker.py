@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from flodl.plan.parent import end_with_parent
 from flodl.rank.items import Source
 from flodl.rank.leases import Lease
 from flodl.rank.seeds import derive, plant
@@ -49,6 +50,10 @@ class Post:
 
 def work(source: Source, post: Post) -> None:
     """The body of a loader process. It never trains, never prints, and ends with its rank."""
+    rank = parent_process()
+    assert rank is not None
+    assert rank.pid is not None
+    end_with_parent(rank.pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -57,8 +62,6 @@ def work(source: Source, post: Post) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=post.number, num_workers=post.count, seed=seed, dataset=source.data
     )
-    rank = parent_process()
-    assert rank is not None
     try:
         if source.worker_init is not None:
             source.worker_init(post.number)

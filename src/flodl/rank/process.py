@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import os
 import pdb
 import signal
 import sys
+import threading
 import traceback
 from typing import NoReturn
 
@@ -15,9 +18,11 @@ import torch
 
 from flodl.averaging.cpu import Blend, CpuPlane, HostMemories
 from flodl.averaging.layout import ModelLayout, build_layout
-from flodl.errors import FlodlError
+from flodl.errors import FlodlError, PlanError
 from flodl.native import Endpoint, RankPage
 from flodl.plan import Plan, Role, plan_to_dict, started
+from flodl.plan.parent import signal_at_parents_death
+from flodl.protocol.admission import plan_differences
 from flodl.protocol.messages import Failed, Hello, Leaving
 from flodl.rank.data_signature import data_signature
 from flodl.rank.line import Admission, ControlLine
@@ -40,6 +45,8 @@ class RankProcess:
         link = self._endpoint.add_link(role.link, role.generation)
         if not role.is_debugged:
             self._endpoint.set_lifeline(link)
+            # From here on the lifeline ends the rank with all that it started; a stopped rank has to be woken for it.
+            signal_at_parents_death(signal.SIGCONT)
         self._line = ControlLine(self._endpoint, link)
         self._trainee: Trainee | None = None
         self._loop: RankLoop | None = None
@@ -61,6 +68,7 @@ class RankProcess:
                     self._trainee.close()
 
     def _train(self, parts: Parts) -> None:
+        refuse_other_program(self._plan, len(parts.data), self._role)
         trainee = self._trainee = Trainee(self._plan, parts, self._role.rank)
         layout = build_layout(trainee.model)
         signature = data_signature(parts.data, self._plan.seed, self._plan.data.check)
@@ -96,26 +104,59 @@ class RankProcess:
         print(words, file=sys.stderr, flush=True)
         current = self._loop.current if self._loop is not None else None
         batch = None if current is None else (current.epoch, current.index)
-        first = str(error).splitlines()
-        named = f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
         with contextlib.suppress(FlodlError, OSError):
-            self._line.send(Failed(named, words, batch))
+            self._line.send(Failed(named(error), words, batch))
             self._line.flush(FLUSH_S)
+
+
+def refuse_other_program(plan: Plan, dataset_length: int, role: Role) -> None:
+    """Before anything is built. Raises PlanError naming all that came out otherwise here than in the launcher."""
+    found = [] if role.plan is None else plan_differences(role.plan, plan_to_dict(plan))
+    if role.dataset_length not in (0, dataset_length):
+        found.append(f"data has {dataset_length} samples here and {role.dataset_length} in the launcher")
+    if found:
+        what = "; ".join(words.removeprefix("plan: ") for words in found)
+        raise PlanError(
+            f"the script made another plan in rank {role.rank}: {what}\n"
+            "A plan must be the same each time the script runs: keep time, chance and process ids out of it.",
+            field=what.partition(" ")[0],
+        )
+
+
+def named(error: BaseException) -> str:
+    """One line: the exception's class and first line, with the remedy where it is one of flodl's own."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
+    remedy = f". {lines[1]}" if isinstance(error, FlodlError) and len(lines) > 1 else ""
+    return f"{type(error).__name__}: {lines[0]}{remedy}"
 
 
 def run_rank(plan: Plan, parts: Parts, role: Role) -> NoReturn:
     """Trains as this rank until the run is over, and exits: 0 as told, 1 on any failure.
 
-    The launcher decides about Ctrl-C, so SIGINT is ignored. The script's exit handlers run, its remaining lines do not.
+    The launcher decides about Ctrl-C, so SIGINT is ignored, unless the script called run() in another thread than its
+    main one, where Python allows no handlers. The script's exit handlers run, its remaining lines do not; what it wrote
+    to files that are still open is flushed.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if not role.is_debugged:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not role.is_debugged:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     if role.threads > 0 and "OMP_NUM_THREADS" not in started().environment:
         torch.set_num_threads(role.threads)
     code = RankProcess(plan, role).live(parts)
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_files()
     os._exit(code)
+
+
+def flush_files() -> None:
+    """Every open file object of this process, which os._exit would not flush. Those that cannot be are passed over."""
+    # By type() and not isinstance(), which would ask objects that pretend to be others for their __class__.
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # text first: it writes to the others
+        for file in gc.get_objects():
+            if issubclass(type(file), kind):
+                with contextlib.suppress(Exception):
+                    file.flush()
