@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flodl import errors
 from flodl.errors import CheckpointError, RunFailed
+from flodl.plan.sources import EarlierCall
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 CONSENSUS = "consensus.safetensors"
 _MOST_NAMES = 20
+_MOST_WORDS = 500
+"""Characters of an earlier call's error that ranks are told: all calls go through one environment variable."""
 
 
 @dataclass(repr=False)
@@ -128,6 +133,27 @@ def stored_result(run_directory: str, parts: Parts | None = None, seed: int = 0)
         reason = str(raw.get("save_error") or raw.get("reason", ""))
         raise RunFailed(f"the run in {run_directory} failed: {reason}", reason=reason, log_path=run_directory)
     return make_result(raw, run_directory, parts, seed)
+
+
+def failed_call(directory: str, error: BaseException) -> EarlierCall:
+    """What ranks are told of a call that raised: the nearest class of flodl's or of Python's own, and the words."""
+    named = (kind.__name__ for kind in type(error).__mro__ if _class_of(kind.__name__) is kind)
+    return EarlierCall(directory, next(named, RunFailed.__name__), str(error)[:_MOST_WORDS])
+
+
+def error_of(call: EarlierCall) -> BaseException:
+    """The error of a call that raised in the launcher, for a rank to raise where the script made that call."""
+    try:
+        return (_class_of(call.error) or RunFailed)(call.message)
+    except TypeError:  # UnicodeDecodeError and the like are not made of words
+        return RunFailed(call.message, reason=call.message, log_path=call.directory)
+
+
+def _class_of(name: str) -> type[BaseException] | None:
+    """None for Exception and BaseException, which say nothing."""
+    found = getattr(errors, name, None) or getattr(builtins, name, None)
+    is_error = isinstance(found, type) and issubclass(found, BaseException)
+    return found if is_error and found not in (Exception, BaseException) else None
 
 
 def _flat_epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:

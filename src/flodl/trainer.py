@@ -8,14 +8,17 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from flodl.errors import PlanError
 from flodl.plan import Plan, Role, Settings, build_plan, program, setting_names, sources
+from flodl.plan.limits import Folder, Refusal
 from flodl.plan.refusal import refused
 from flodl.plan.section import refuse_unknown
+from flodl.plan.sources import EarlierCall
 from flodl.rank.parts import Parts, build_parts, check_entry, part_names, parts_from_entry
-from flodl.result import RunResult, make_result, stored_result
+from flodl.result import RunResult, error_of, failed_call, make_result, stored_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,9 +38,10 @@ RUNS = "runs"
 
 @dataclass
 class _Calls:
-    """The run() calls of this process, in order: each one's run directory, "" where it was refused."""
+    """The run() calls of this process, in order; the last may still be at work. spent_s: in all that are over."""
 
-    directories: list[str] = field(default_factory=list)
+    made: list[EarlierCall] = field(default_factory=list)
+    spent_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -127,9 +131,9 @@ class Trainer:
         """Trains to the end. In a process that a launcher started as a rank it never returns.
 
         view: what shows the run. None or "live": on a terminal a table of the ranks, elsewhere the lines of "plain",
-        both on stderr; "json": JSON lines on stdout; or an object of your own with record(dict), told of every line
-        of schedule.jsonl, and close(). On one device "live" is "plain". quiet: what the ranks print goes to their
-        logs only, and unless a view is named, nothing is shown.
+        both on stderr; "json": JSON lines on stdout, and what the ranks print on stderr; or an object of your own with
+        record(dict), told of every line of schedule.jsonl, and close(). On one device "live" is "plain". quiet: what
+        the ranks print goes to their logs only, and unless a view is named, nothing is shown.
 
         Raises PlanError before anything starts, RunFailed with the failing rank's traceback once it has; on one device
         the user's own exceptions pass through.
@@ -140,14 +144,19 @@ class Trainer:
             raise PlanError(
                 "run() was called while another run() of this process is at work\nCall one after the other."
             )
+        began = time.monotonic()
         try:
-            ordinal = len(_calls.directories)
-            _calls.directories.append("")
+            ordinal = len(_calls.made)
+            _calls.made.append(EarlierCall(""))
             role = sources.role()
             if role is not None:
                 return self._run_as_rank(role, ordinal)
             return self._run_as_launcher(ordinal, _Shown(shown, quiet))
+        except BaseException as error:
+            _calls.made[-1] = failed_call(_calls.made[-1].directory, error)
+            raise
         finally:
+            _calls.spent_s += time.monotonic() - began
             _calls.lock.release()
 
     def _run_as_rank(self, role: Role, ordinal: int) -> RunResult:
@@ -159,26 +168,24 @@ class Trainer:
             )
         parts = self._checked_parts()
         if ordinal < role.ordinal:
-            directory = role.earlier[ordinal]
-            if not directory:
-                raise PlanError(
-                    f"call {ordinal + 1} of run() was refused in the launcher\n"
-                    "The launcher's message says why; this rank repeats only that it was."
-                )
-            return stored_result(directory, parts, self._plan.seed)
+            call = role.earlier[ordinal]
+            if call.error:
+                raise error_of(call)
+            return stored_result(call.directory, parts, self._plan.seed)
         from flodl.rank.process import run_rank
 
         return run_rank(self._plan, parts, role)
 
     def _run_as_launcher(self, ordinal: int, shown: _Shown) -> RunResult:
         from flodl.checkpoint.start import Start, give_finished, is_finished, prepare
-        from flodl.rank.checks import check_fit
+        from flodl.rank.checks import check_devices, check_fit
         from flodl.records.schedule import warn_on_stderr
 
         is_solo = self._plan.mode == "solo"
         if not is_solo and self._entry is None:
             _refuse_program_without_return(self._plan)
         parts = self._checked_parts()
+        check_devices(self._plan)
         check_fit(self._plan, len(parts.data))
         recording = self._read_recording(parts)
         run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
@@ -186,7 +193,7 @@ class Trainer:
         start = Start() if recording else prepare(self._plan, run, len(parts.data), warn_on_stderr)
         try:
             directory = _make_run_directory(self._run_directory, run)
-            _calls.directories[ordinal] = directory
+            _calls.made[ordinal] = EarlierCall(directory)
             began = time.monotonic()
             if is_finished(start, self._plan, len(parts.data)):
                 raw = give_finished(start, self._plan, run, directory)
@@ -239,13 +246,15 @@ class Trainer:
             directory=start.directory,
             environment=dict(start.environment),
             entry=self._entry,
-            earlier=tuple(_calls.directories[: place.ordinal]),
+            earlier=tuple(_calls.made[: place.ordinal]),
             ordinal=place.ordinal,
             view=shown.view,
             evaluates=parts.evaluate is not None,
             quiet=shown.is_quiet,
             recording=recording,
             start=place.start,
+            # A rank runs the script's lines up to here again; an entry does not.
+            script_s=0.0 if is_entered else max(0.0, sources.running_s() - _calls.spent_s),
         )
         return launch(request)
 
@@ -303,21 +312,23 @@ def _view_of(view: View | ViewName | None, is_quiet: bool, is_solo: bool) -> Vie
 
 
 def _absolute(name: str, path: str | os.PathLike[str] | None, allowed: str) -> str | None:
-    if path is None:
-        return None
-    if not isinstance(path, str | os.PathLike) or not str(path).strip():
-        raise refused(name, path, allowed)
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+    try:
+        return None if path is None else Folder().accept(path)
+    except Refusal:
+        raise refused(name, path, allowed) from None
 
 
 def _make_run_directory(wanted: str | None, run: str) -> str:
+    from flodl.checkpoint.files import probe
+
     directory = wanted or os.path.join(sources.started().directory, RUNS, run)
     try:
         os.makedirs(directory, exist_ok=wanted is not None)
         is_taken = bool(os.listdir(directory))
+        probe(Path(directory))
     except OSError as error:
         allowed = "the path of a folder that can be made and written to"
-        raise refused("run_directory", directory, allowed, why=str(error)) from error
+        raise refused("run_directory", directory, allowed, why=error.strerror or str(error)) from error
     if is_taken:
         raise refused("run_directory", directory, "a new or empty folder", why="it holds another run or other files")
     return directory

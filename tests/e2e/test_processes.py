@@ -22,6 +22,7 @@ import safetensors
 from flodl.errors import PlanError, RunFailed
 from flodl.processes.launcher import launch
 from flodl.records.schedule import read_lines
+from flodl.records.views import make_view
 from tests.e2e.small_launcher import SAMPLES, request_of
 
 pytestmark = [
@@ -224,6 +225,13 @@ def test_a_view_sees_every_record_and_may_fail(directory: Path, capfd: pytest.Ca
     assert launch(request_of(directory.with_name("another"), view=broken, epochs=1))["phase"] == "done"
     assert (len(broken.seen), broken.closed) == (3, 1)
     assert capfd.readouterr().err.count("no colours left") == 1
+
+
+def test_a_view_on_stdout_has_it_for_itself(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    launch(request_of(directory, view=make_view("json", None), epochs=1))
+    printed, beside = capfd.readouterr()
+    assert {json.loads(line)["kind"] for line in printed.splitlines()} >= {"epoch", "snapshot"}
+    assert "[rank 1] rank 1 leaves after" in beside
 
 
 def test_a_launch_outside_the_main_thread_works(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -32,6 +33,26 @@ def test_the_plan_reaches_the_controller() -> None:
     assert (settings.anchor, settings.gamma, settings.respawn, settings.max_failures) == (7, 0.5, 1, 0.5)
     assert (settings.evaluates, settings.eval_rank, settings.stall_s) == (True, 2, None)
     assert settings.plan == plan_to_dict(request.plan)
+
+
+@pytest.mark.parametrize(
+    ("cores", "script_s", "settings", "limit_s"),
+    [
+        (8, 0.0, {}, 60.0),
+        (8, 19.0, {}, 60.0),
+        (8, 40.0, {}, 120.0),
+        (2, 40.0, {}, 180.0),  # three ranks on two cores
+        (8, 40.0, {"stall_s": 500.0}, 500.0),
+        (8, 40.0, {"stall_s": 5.0}, 120.0),
+        (8, 40.0, {"debug_rank": 1}, math.inf),
+    ],
+)
+def test_a_rank_may_take_as_long_to_start_as_its_script_needs(
+    monkeypatch: pytest.MonkeyPatch, cores: int, script_s: float, settings: dict[str, Any], limit_s: float
+) -> None:
+    monkeypatch.setattr("flodl.devices.cpu.usable_cores", lambda: cores)
+    request = dataclasses.replace(request_of(**settings), script_s=script_s)
+    assert controller_settings(request).start_limit_s == limit_s
 
 
 def test_a_dropped_last_batch_is_in_no_epoch() -> None:

@@ -108,6 +108,11 @@ def test_a_full_disk_under_the_log_is_said_once(capsys: pytest.CaptureFixture[st
     assert "No space left on device" in warnings[0]
 
 
+def test_beside_a_view_on_stdout_ranks_are_shown_on_stderr(capsys: pytest.CaptureFixture[str], log: RawLog) -> None:
+    RankOutput(1, log, Console(is_on_stderr=True)).feed(b"one\n")
+    assert capsys.readouterr() == ("", "[rank 1] one\n")
+
+
 def test_a_terminal_that_went_away_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, log: RawLog) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

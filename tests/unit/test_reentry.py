@@ -35,6 +35,7 @@ class LaunchRequest:
     quiet: bool
     recording: Any = None
     start: Any = None
+    script_s: float = 0.0
 
 def launch(request):
     # One rank, one life: its last line of output is the result.
@@ -60,12 +61,18 @@ def run_solo(plan, parts, directory, tell=None, start=None):
     worker = multiprocessing.get_context("spawn").Process(target=print, args=("worked",))
     worker.start()
     worker.join()
+    if "--fail" in sys.argv:
+        raise {"ValueError": ValueError, "Own": Own}[sys.argv[2]]("the first run failed\\nas it was told to")
     return {"rounds": worker.exitcode}
+
+class Own(flodl.CheckpointError):
+    pass
 
 def fake(name, **contents):
     sys.modules[name] = types.SimpleNamespace(**contents)
 
-fake("flodl.rank.checks", check_parts=lambda parts: None, check_fit=lambda plan, length: None)
+fake("flodl.rank.checks", check_parts=lambda parts: None, check_devices=lambda plan: None,
+     check_fit=lambda plan, length: None)
 fake("flodl.rank.process", run_rank=run_rank)
 fake("flodl.rank.solo", run_solo=run_solo)
 fake("flodl.processes.launcher", launch=launch, LaunchRequest=LaunchRequest)
@@ -82,6 +89,24 @@ if __name__ == "__main__":
     first = engine.trainer().run()
     second = engine.trainer(batch_size=4).run()
     print(json.dumps([first.raw, second.raw]))
+"""
+CAUGHT = """
+import engine, json, os, sys
+import flodl
+
+def attempt(kind, **settings):
+    try:
+        return engine.trainer(**settings).run().rounds
+    except kind as error:
+        return [type(error).__name__, str(error)]
+
+if __name__ == "__main__":
+    first = {"--refuse": lambda: attempt(flodl.CheckpointError, checkpoint="ck", resume=True),
+             "--fail": lambda: attempt((ValueError, flodl.CheckpointError), devices="cpu")}[sys.argv[1]]()
+    if flodl.plan.role() is not None:
+        with open("seen", "w") as file:
+            json.dump(first, file)
+    print(json.dumps([first, engine.trainer().run().rounds]))
 """
 UNGUARDED = """
 import engine
@@ -117,6 +142,24 @@ def test_each_call_of_a_program_gets_its_own_ranks(folder: Path, how: tuple[str,
             "rounds": 5 + ordinal,
         }
     assert len(list((folder / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        (("--refuse",), "CheckpointError", "there is no checkpoint in "),
+        (("--fail", "ValueError"), "ValueError", "the first run failed\nas it was told to"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_program_caught_from_a_call_its_ranks_catch_there(
+    folder: Path, how: tuple[str, ...], kind: str, words: str
+) -> None:
+    (folder / "caught.py").write_text(CAUGHT)
+    first, second = json.loads(output_of("caught.py", *how, directory=folder).splitlines()[-1])
+    assert (first[0], second) == (kind, 6)
+    assert first[1].startswith(words)
+    assert json.loads((folder / "seen").read_text()) == first
 
 
 def test_a_program_without_the_guard_works_where_nothing_imports_it(folder: Path) -> None:

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flodl.errors import CheckpointError, RunFailed
+from flodl.errors import CheckpointError, PlanError, RunFailed
+from flodl.plan.sources import EarlierCall
 from flodl.rank.parts import build_parts
-from flodl.result import RunResult, make_result, stored_result
+from flodl.result import RunResult, error_of, failed_call, make_result, stored_result
 
 
 class Net(nn.Module):
@@ -84,6 +85,33 @@ def test_a_result_with_nothing_in_it() -> None:
     assert result.summary()
     with pytest.raises(CheckpointError, match="without the parts"):
         _ = result.model
+
+
+class _Own(ValueError):
+    """Of the user's program."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "again"),
+    [
+        (CheckpointError("no checkpoint\nmake one"), CheckpointError),
+        (PlanError("devices = 0"), PlanError),
+        (ValueError("bad"), ValueError),
+        (_Own("bad"), ValueError),
+        (json.JSONDecodeError("bad", "{", 0), ValueError),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), RunFailed),
+        (pytest.fail.Exception("bad"), RunFailed),
+        (RuntimeError("long" * 10_000), RuntimeError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_is_raised_again_by_its_class_and_words(raised: BaseException, again: type[BaseException]) -> None:
+    call = failed_call("/runs/x", raised)
+    assert (call.directory, len(call.message) <= 500) == ("/runs/x", True)
+    error = error_of(EarlierCall(*json.loads(json.dumps(call))))
+    assert type(error) is again
+    assert str(error).startswith(str(raised)[:500])
 
 
 def result_of(directory: Path, seed: int = 0) -> RunResult:

@@ -110,7 +110,7 @@ def test_what_cannot_be_started_leaves_nothing_behind(tmp_path: Path, command: s
     [
         ("python train.py --lr 1", "python -m pdb train.py --lr 1"),
         ("python -u -X dev train.py -m x", "python -u -X dev -m pdb train.py -m x"),
-        ("python -Xdev -Wignore train.py", "python -Xdev -Wignore -m pdb train.py"),
+        ("python -Xdev -Wignore train.py", "python -X dev -W ignore -m pdb train.py"),
         ("python -m pkg.train --lr 1", "python -m pdb -m pkg.train --lr 1"),
         ("python -mpkg.train a", "python -m pdb -m pkg.train a"),
         ("python -um pkg.train a", "python -u -m pdb -m pkg.train a"),

@@ -21,6 +21,7 @@ import flodl
 from flodl import trainer as trainer_module
 from flodl.errors import PlanError, RunFailed
 from flodl.plan import Role, plan_from_dict, plan_to_dict, program, sources
+from flodl.plan.sources import EarlierCall
 from flodl.trainer import Trainer
 
 DATA = [(torch.ones(2), 1.0)] * 10
@@ -259,7 +260,7 @@ def test_a_launch_says_everything(engine: Engine, script: None, tmp_path: Path) 
     (request,) = engine.launched
     assert request.command == ("python", "train.py")
     assert (request.directory, request.environment) == (str(tmp_path), {"A": "1"})
-    assert (request.ordinal, request.earlier, request.entry) == (1, (first.run_directory,), None)
+    assert (request.ordinal, request.earlier, request.entry) == (1, (EarlierCall(first.run_directory),), None)
     assert (request.dataset_length, request.evaluates, request.quiet) == (10, False, True)
     assert request.plan.mode == "cpu-cadence"
     assert request.view is view
@@ -342,7 +343,8 @@ def test_earlier_calls_give_what_they_gave(engine: Engine, monkeypatch: pytest.M
     for directory, result in ((good, {"rounds": 9}), (bad, {"phase": "failed", "reason": "rank 1 fell"})):
         directory.mkdir()
         (directory / "result.json").write_text(json.dumps(result))
-    earlier = (str(good), str(bad), str(tmp_path / "none"), "")
+    refused = EarlierCall("", "PlanError", "devices = 0 is not allowed")
+    earlier = (*map(EarlierCall, (str(good), str(bad), str(tmp_path / "none"))), refused)
     as_rank(monkeypatch, tmp_path, ordinal=len(earlier), earlier=earlier)
     trainer = make_trainer(devices=["cpu"] * 2)
     assert trainer.run().rounds == 9
@@ -351,7 +353,7 @@ def test_earlier_calls_give_what_they_gave(engine: Engine, monkeypatch: pytest.M
     assert caught.value.log_path == str(bad)
     with pytest.raises(RunFailed, match="left no result"):
         trainer.run()
-    with pytest.raises(PlanError, match="was refused in the launcher"):
+    with pytest.raises(PlanError, match=r"^devices = 0 is not allowed"):
         trainer.run()
     with pytest.raises(SystemExit):
         trainer.run()
@@ -359,10 +361,33 @@ def test_earlier_calls_give_what_they_gave(engine: Engine, monkeypatch: pytest.M
 
 
 def test_refused_calls_count(engine: Engine, script: None) -> None:
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError) as caught:
         make_trainer(batch_size=11).run()
     make_trainer(devices=["cpu"] * 2).run()
-    assert (engine.launched[0].ordinal, engine.launched[0].earlier) == (1, ("",))
+    refused = EarlierCall("", "PlanError", str(caught.value))
+    assert (engine.launched[0].ordinal, engine.launched[0].earlier) == (1, (refused,))
+
+
+def test_a_failed_call_keeps_its_directory_and_what_it_raised(engine: Engine, script: None, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise KeyError("gone")
+
+    engine.on_solo = fail
+    with pytest.raises(KeyError):
+        make_trainer(run_directory=tmp_path / "mine").run()
+    make_trainer(devices=["cpu"] * 2).run()
+    assert engine.launched[0].earlier == (EarlierCall(str(tmp_path / "mine"), "KeyError", "'gone'"),)
+
+
+def test_ranks_get_the_time_of_the_script_without_that_of_its_runs(
+    engine: Engine, script: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "running_s", lambda: 1000.0)
+    monkeypatch.setattr(trainer_module._calls, "spent_s", 900.0)
+    make_trainer(devices=["cpu"] * 2).run()
+    assert engine.launched[0].script_s == pytest.approx(100.0)
+    Trainer(entry=f"{HERE}:build", batch_size=2, devices=["cpu"] * 2).run()
+    assert engine.launched[1].script_s == 0.0, "an entry runs none of the script"
 
 
 def test_parts_are_not_built_by_another_run(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

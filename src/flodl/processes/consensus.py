@@ -1,18 +1,17 @@
-"""consensus.safetensors of a run directory: the committed θ as a file; and JSON files, whole or not at all."""
+"""consensus.safetensors of a run directory: the committed θ as a file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from flodl.checkpoint.document import CONSENSUS
-from flodl.checkpoint.files import FileDigest, write_whole
+from flodl.checkpoint.files import FileDigest
 from flodl.checkpoint.tensors import write_image
 from flodl.protocol.effects import Committed
 from flodl.protocol.messages import LayoutSpec
 
-__all__ = ["CONSENSUS", "write_consensus", "write_json"]
+__all__ = ["CONSENSUS", "write_consensus"]
 
 
 def write_consensus(
@@ -24,8 +23,3 @@ def write_consensus(
     """
     metadata = {"round": str(committed.round), "hash": f"{committed.hash:016x}"}
     return write_image(path, layout, metadata, read)
-
-
-def write_json(path: Path, values: dict[str, object]) -> None:
-    """The same way: whole or not at all. Raises OSError."""
-    write_whole(path, [(json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()])

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flodl.checkpoint.files import finite, write_json
 from flodl.checkpoint.start import Start
 from flodl.errors import CheckpointError, NativeError, RunFailed
 from flodl.native import INSTALL_PAGE, Endpoint, build_info
 from flodl.plan import Plan, plan_to_dict
 from flodl.plan.refusal import refused
+from flodl.plan.sources import EarlierCall
 from flodl.processes.clock import RunClock
-from flodl.processes.consensus import CONSENSUS, write_consensus, write_json
+from flodl.processes.consensus import CONSENSUS, write_consensus
 from flodl.processes.driver import Death, Driver, Performers
 from flodl.processes.output import Console, RawLog
 from flodl.processes.perform_checkpoint import CheckpointPerformer, Origin
@@ -27,7 +29,7 @@ from flodl.processes.perform_memory import MemoryPerformer, MemorySettings, Oute
 from flodl.processes.perform_processes import RankPerformer
 from flodl.processes.perform_records import SCHEDULE, RecordFiles, RecordPerformer
 from flodl.processes.recording import Recording, installed_version
-from flodl.processes.result import RESULT, RunFacts, finite, result_of
+from flodl.processes.result import RESULT, RunFacts, result_of
 from flodl.processes.resuming import beginning_of
 from flodl.processes.signals import Signals
 from flodl.processes.spawn import THREADS_VARIABLE, SpawnSettings, asked_threads
@@ -36,7 +38,8 @@ from flodl.protocol.effects import EndRun
 from flodl.protocol.forming import MISFIT
 from flodl.protocol.ledger import epoch_sizes
 from flodl.protocol.replay import Replay
-from flodl.protocol.settings import ControllerSettings, SaveSettings
+from flodl.protocol.settings import SHORTEST_START_S, ControllerSettings, SaveSettings
+from flodl.records.json_lines import JsonView
 from flodl.records.schedule import warn_on_stderr
 from flodl.records.views import View
 
@@ -47,9 +50,10 @@ LAST_GRACE_S = 1.0
 @dataclass(frozen=True)
 class LaunchRequest:
     """A run to be made. command: argv that leads to the same run() again (or to the entry), in `directory` and with
-    `environment`. earlier: run directories of the script's run() calls before this one, which is number `ordinal`.
+    `environment`. earlier: what the script's run() calls before this one, which is number `ordinal`, came to.
     evaluates: the user gave an evaluate function. quiet: ranks' lines go to their logs only. recording: the run that is
-    to be played again, instead of one of its own. start: what it goes on from and where it saves."""
+    to be played again, instead of one of its own. start: what it goes on from and where it saves. script_s: how long
+    the script took to reach this call, as its ranks will."""
 
     plan: Plan
     dataset_length: int
@@ -59,13 +63,14 @@ class LaunchRequest:
     directory: str
     environment: dict[str, str]
     entry: str | None = None
-    earlier: tuple[str, ...] = ()
+    earlier: tuple[EarlierCall, ...] = ()
     ordinal: int = 0
     view: View | None = None
     evaluates: bool = False
     quiet: bool = False
     recording: Recording | None = None
     start: Start = field(default_factory=Start)
+    script_s: float = 0.0
 
 
 def launch(request: LaunchRequest) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def launch(request: LaunchRequest) -> dict[str, Any]:
         run.driver.end_ranks(0.0 if end.failed else LAST_GRACE_S)
         result = run.save(controller.summary())
         if run.driver.interruption:
-            raise _interruption(run.driver.interruption, directory)
+            raise _interruption(run.driver.interruption, _kept(result, directory))
         if end.failed and end.reason.startswith(MISFIT):
             raise _misfit(end.reason, request.start)
         if end.failed:
@@ -127,6 +132,7 @@ def controller_settings(request: LaunchRequest) -> ControllerSettings:
         respawn=cluster.respawn,
         max_failures=cluster.max_failures,
         stall_s=math.inf if cluster.debug_rank is not None else cluster.stall_s,
+        start_limit_s=_start_limit_s(request),
         prefetch=max(1, loader.workers) * loader.prefetch,
         evaluates=request.evaluates,
         eval_rank=cluster.eval_rank,
@@ -135,6 +141,15 @@ def controller_settings(request: LaunchRequest) -> ControllerSettings:
         saves=_save_settings(request),
         beginning=beginning_of(checkpoint, plan) if checkpoint is not None else None,
     )
+
+
+def _start_limit_s(request: LaunchRequest) -> float:
+    """How long a silent process may take to introduce itself: the script's own time, while all ranks share the cores,
+    three times over, and whatever the user allows a rank that makes no step."""
+    cluster = request.plan.cluster
+    crowd = max(1.0, cluster.world_size / _cores())
+    stall_s = math.inf if cluster.debug_rank is not None else cluster.stall_s or 0.0
+    return max(SHORTEST_START_S, stall_s, 3.0 * request.script_s * crowd)
 
 
 def _save_settings(request: LaunchRequest) -> SaveSettings | None:
@@ -179,7 +194,8 @@ class _Run:
         stack.callback(records.close)
         logs = _Logs(directory)
         stack.callback(logs.close)
-        ranks = RankPerformer(endpoint, spawning, logs.of, Console(request.quiet))
+        console = Console(request.quiet, is_on_stderr=isinstance(request.view, JsonView))
+        ranks = RankPerformer(endpoint, spawning, logs.of, console)
         resume = request.start.checkpoint.path if request.start.checkpoint is not None else None
         memory_settings = MemorySettings(_outer_step(plan), averaging_threads, self.settings.batches_per_epoch, resume)
         self._memory = MemoryPerformer(endpoint, memory_settings, records, ranks.send_with)
@@ -278,6 +294,7 @@ def _spawn_settings(request: LaunchRequest, directory: Path) -> SpawnSettings:
         earlier=request.earlier,
         sys_path=tuple(sys.path) if request.entry is not None else (),
         debug_rank=request.plan.cluster.debug_rank,
+        dataset_length=request.dataset_length,
     )
 
 
@@ -326,11 +343,7 @@ def _misfit(reason: str, start: Start) -> CheckpointError:
 
 def _failure(run: str, end: EndRun, death: Death | None, result: dict[str, Any], directory: Path) -> RunFailed:
     log = directory / SCHEDULE if death is None else _log_path(directory, death.rank)
-    kept = "nothing was committed"
-    if result["committed_round"] is not None:
-        kept = f"round {result['committed_round']} is kept in {directory / CONSENSUS}"
-        if result["save_error"]:
-            kept = f"round {result['committed_round']} could not be saved ({result['save_error']})"
+    kept = _kept(result, directory)
     traceback = end.traceback or (death.words if death is not None else "")
     reason = " ".join(end.reason.split())
     said = f"\n\n{traceback.rstrip()}" if traceback else ""
@@ -342,8 +355,18 @@ def _failure(run: str, end: EndRun, death: Death | None, result: dict[str, Any],
     )
 
 
-def _interruption(name: str, directory: Path) -> BaseException:
+def _kept(result: dict[str, Any], directory: Path) -> str:
+    """What a run that did not end well leaves, in words."""
+    round_ = result["committed_round"]
+    if round_ is None:
+        return "nothing was committed"
+    if result["save_error"]:
+        return f"round {round_} could not be saved ({result['save_error']})"
+    return f"round {round_} is kept in {directory / CONSENSUS}"
+
+
+def _interruption(name: str, kept: str) -> BaseException:
     """What a Ctrl-C or the named signal does to a program that does not handle it, now that all is saved."""
     if name == "Ctrl-C":
-        return KeyboardInterrupt(f"the run was ended by Ctrl-C; what it committed is in {directory}")
+        return KeyboardInterrupt(f"the run was ended by Ctrl-C; {kept}")
     return SystemExit(128 + signal.Signals[name])

@@ -18,22 +18,27 @@ WORDS_CHARACTERS = 32 << 10
 
 
 class Console:
-    """The launcher's standard output. A reader that went away ends the printing, not the run."""
+    """The launcher's standard output, or its stderr where a view writes to stdout what a program is to read.
 
-    def __init__(self, is_quiet: bool = False) -> None:
+    A reader that went away ends the printing, not the run.
+    """
+
+    def __init__(self, is_quiet: bool = False, is_on_stderr: bool = False) -> None:
         self._is_open = not is_quiet
+        self._is_on_stderr = is_on_stderr
 
     def write(self, text: str) -> None:
-        """Whole lines only. sys.stdout is looked up at each call: notebooks and tests replace it."""
-        if not self._is_open or sys.stdout is None:
+        """Whole lines only. The stream is looked up at each call: notebooks and tests replace it."""
+        stream = sys.stderr if self._is_on_stderr else sys.stdout
+        if not self._is_open or stream is None:
             return
         try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except UnicodeEncodeError:
-            encoding = sys.stdout.encoding or "ascii"
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-            sys.stdout.flush()
+            try:
+                stream.write(text)
+            except UnicodeEncodeError:
+                encoding = stream.encoding or "ascii"
+                stream.write(text.encode(encoding, "replace").decode(encoding))
+            stream.flush()
         except (OSError, ValueError):
             self._is_open = False
 

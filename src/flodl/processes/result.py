@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,17 +44,6 @@ def result_of(summary: dict[str, Any], facts: RunFacts) -> dict[str, Any]:
         "E_wall": summary["samples"] / (rate * facts.wall_s) if rate and facts.wall_s > 0 else None,
         "E_basis": IN_RUN if capacity else None,
     }
-
-
-def finite(values: Any) -> Any:
-    """The same, with None for NaN and infinities, which JSON has no word for."""
-    if isinstance(values, float) and not math.isfinite(values):
-        return None
-    if isinstance(values, dict):
-        return {name: finite(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [finite(value) for value in values]
-    return values
 
 
 def _capacity(summary: dict[str, Any], batch_size: int) -> tuple[float, float]:

@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flodl.plan.program import parse_command_line
 from flodl.plan.refusal import refused
-from flodl.plan.sources import ROLE, Role
+from flodl.plan.sources import ROLE, EarlierCall, Role
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-
-# Options of the Python command line that take a value, joined (-Wignore) or as the next argument.
-_VALUE_OPTIONS = "cmWX"
-_LONG_VALUE_OPTION = "--check-hash-based-pycs"
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,10 @@ class SpawnSettings:
     threads: int
     ordinal: int = 0
     entry: str | None = None
-    earlier: tuple[str, ...] = ()
+    earlier: tuple[EarlierCall, ...] = ()
     sys_path: tuple[str, ...] = ()
     debug_rank: int | None = None
+    dataset_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,8 @@ def spawn_rank(settings: SpawnSettings, rank: int, generation: int) -> SpawnedRa
             on_failure.callback(os.close, read_end)
             childs_ends.callback(os.close, write_end)
         command = pdb_command(settings.command) if is_debugged else settings.command
+        # The kernel ends a rank with the thread that starts it (flodl.plan.parent). That is the thread which called
+        # launch() and drives the run: it stays in there until the last rank is gone.
         process = subprocess.Popen(
             command,
             cwd=settings.directory,
@@ -93,38 +93,12 @@ def asked_threads(environment: Mapping[str, str]) -> int | None:
 
 def pdb_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """The same Python command under pdb. Raises PlanError where the command has neither a script nor a module."""
-    at = 1
-    while at < len(command):
-        argument = command[at]
-        if argument == "--":
-            at += 1
-            break
-        if argument == "-" or not argument.startswith("-"):
-            break
-        letter, value_is_joined, before = _value_option(argument)
-        if letter == "m":
-            module = argument[argument.index("m") + 1 :] if value_is_joined else command[at + 1]
-            rest = command[at + 1 :] if value_is_joined else command[at + 2 :]
-            return (*command[:at], *before, "-m", "pdb", "-m", module, *rest)
-        if letter == "c":
-            break
-        at += 2 if letter and not value_is_joined else 1
-    if at >= len(command) or command[at].startswith("-"):
+    program = parse_command_line(command)
+    if program.kind not in ("script", "module"):
         how = "a program started as `python file.py` or `python -m module`"
         raise refused("debug_rank", shlex.join(command), how, why="this command has no script or module for pdb")
-    options = command[: at - 1] if command[at - 1] == "--" else command[:at]
-    return (*options, "-m", "pdb", *command[at:])
-
-
-def _value_option(argument: str) -> tuple[str, bool, tuple[str, ...]]:
-    """(its letter or "", whether the value is in the same argument, the options joined before it)."""
-    if argument.startswith("--"):
-        return ("-" if argument == _LONG_VALUE_OPTION else ""), False, ()
-    for place, letter in enumerate(argument[1:], start=1):
-        if letter in _VALUE_OPTIONS:
-            before = (argument[:place],) if place > 1 else ()
-            return letter, place + 1 < len(argument), before
-    return "", False, ()
+    start = ("-m", program.name) if program.kind == "module" else (program.name,)
+    return (command[0], *program.options, "-m", "pdb", *start, *program.arguments)
 
 
 def _role(settings: SpawnSettings, rank: int, generation: int, link: int) -> Role:
@@ -140,5 +114,6 @@ def _role(settings: SpawnSettings, rank: int, generation: int, link: int) -> Rol
         threads=settings.threads,
         sys_path=settings.sys_path,
         is_debugged=rank == settings.debug_rank,
+        dataset_length=settings.dataset_length,
         earlier=settings.earlier,
     )

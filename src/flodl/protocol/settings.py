@@ -7,7 +7,6 @@ from typing import Any
 
 from flodl.protocol.messages import BatchRange, DataSpec, LayoutSpec
 
-
 SHORTEST_START_S = 60.0
 
 
