@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from safetensors.torch import load_file
 
 from flodl import Trainer
@@ -128,7 +129,9 @@ def test_an_item_that_raises_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_loader_process_that_is_killed_costs_its_rank_a_restart_and_no_batch(tmp_path: Path) -> None:
-    result = ranks("fatal", tmp_path, loader={"workers": 1}, epochs=2, seed=3).run(quiet=True)
+    # Under this seed the item is in batch 10 of epoch 0: a failure before the first commit would end the run.
+    settings = {"loader": {"workers": 1}, "mode": "cpu-sync", "epochs": 2, "seed": 34}
+    result = ranks("fatal", tmp_path, **settings).run(quiet=True)
     assert contributed(tmp_path / "run") == ONCE | {(1, index): 1 for _, index in ONCE}
     assert (tmp_path / "run" / "killed").exists()
     assert result.raw["deaths"] == 1
@@ -232,6 +235,21 @@ def test_a_result_that_finds_no_room_is_said_and_a_failure_stays_the_one_raised(
     (note,) = failed.value.__notes__
     assert note.startswith("flodl: the model as it stood is lost: ")
     assert "No space left on device" in note
+
+
+def test_ranks_whose_result_finds_no_room_have_their_checkpoint(tmp_path: Path, disk: Path) -> None:
+    settings: dict[str, Any] = {"checkpoint": tmp_path / "c", "resume": "auto"}
+    trainer = ranks("parts", tmp_path, run_directory=disk / "run", **settings)
+    with pytest.raises(RunFailed) as caught:
+        trainer.run(view=Filler(disk, "commit"), quiet=True)
+    first, second = str(caught.value).splitlines()
+    assert "trained to its end, but its result could not be saved: " in first
+    assert first.endswith("No space left on device")
+    assert second.startswith(f"Make room or give write access in {disk / 'run'}")
+    result = ranks("parts", tmp_path, **settings).run(quiet=True)
+    assert result.reasons[-1].endswith("nothing was trained")
+    assert result.metrics[0]["samples"] == SAMPLES
+    assert is_finite(tmp_path / "run" / CONSENSUS)
 
 
 @pytest.mark.parametrize("make", [ranks, alone], ids=["ranks", "alone"])

@@ -149,6 +149,7 @@ def go_on(mode: str, place: Path, world_size: int, room: Path) -> None:
             devices=DEVICES[world_size],
             epochs=epochs,
             checkpoint=folder,
+            checkpoint_keep=10,  # what it goes on from is read again below
             resume=True,
             run_directory=directory,
         ).run(quiet=True)

@@ -239,6 +239,32 @@ def test_one_run_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
     FolderLock(folder).release()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="the folder is locked by flock")
+def test_a_folder_is_taken_before_anything_is_looked_for_in_it(tmp_path: Path) -> None:
+    save(folder_at(tmp_path), 1)
+    held = FolderLock(tmp_path)
+    for settings in ({}, {"resume": True}):
+        with pytest.raises(PlanError, match="another run saves to it now"):
+            prepare(plan_of(checkpoint=tmp_path, **settings), "b", LENGTH)
+    held.release()
+    with pytest.raises(PlanError, match="the folder is not empty"):
+        prepare(plan_of(checkpoint=tmp_path), "b", LENGTH)
+    FolderLock(tmp_path).release()  # what was refused holds nothing
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        prepare(plan_of(checkpoint=tmp_path / "mistyped", resume=True), "b", LENGTH)
+    assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the folder is locked by flock")
+def test_a_lock_is_released_though_a_forked_child_has_its_descriptor(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    assert lock._descriptor is not None
+    childs = os.dup(lock._descriptor)  # the same open file, as after a fork
+    lock.release()
+    FolderLock(tmp_path).release()
+    os.close(childs)
+
+
 # ---- what a run goes on from
 
 

@@ -190,7 +190,7 @@ def _frozen() -> nn.Module:
     [
         (lambda: "net", "that came back"),
         (lambda: nn.Linear, "that came back"),
-        (nn.Identity, "it has none"),
+        (nn.Identity, "it has no parameters"),
         (_frozen, "every parameter is frozen"),
         (lambda: nn.DataParallel(nn.Linear(2, 2)), "the model is wrapped in DataParallel"),
         (lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "0 is wrapped in DataParallel"),

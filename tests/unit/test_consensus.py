@@ -11,10 +11,11 @@ import pytest
 import safetensors
 
 from flodl.checkpoint import files
+from flodl.checkpoint.files import finite, write_json
 from flodl.checkpoint.tensors import DTYPES
 from flodl.plan import build_plan
-from flodl.processes.consensus import write_consensus, write_json
-from flodl.processes.result import RunFacts, finite, result_of
+from flodl.processes.consensus import write_consensus
+from flodl.processes.result import RunFacts, result_of
 from flodl.protocol.effects import Committed
 from flodl.protocol.messages import LayoutSpec, SectionSpec, TensorSpec
 
@@ -79,10 +80,10 @@ def test_a_disk_that_fills_up_leaves_the_former_file(tmp_path: Path) -> None:
 
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    write_json(path, {"a": 1})
+    write_json(path, {"a": math.nan})
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
+    assert json.loads(path.read_text()) == {"a": None}
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
 
 

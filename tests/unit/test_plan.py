@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import os
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ NOT_WHOLE = (True, 2.0, "2", None, NAN, [2], 2**63)
 NOT_REAL = (True, "0.5", NAN, INF, -INF, [0.5], 10**400)
 BAD: dict[str, tuple[object, ...]] = {
     "batch_size": (0, -1, *NOT_WHOLE),
-    "epochs": (0, -3, *NOT_WHOLE),
+    "epochs": (0, -3, 10**6 + 1, *NOT_WHOLE),
     "samples": (0, -1, True, 1.5, NAN),
     "seed": (-1, *NOT_WHOLE),
     "micro_batch": (0, True, 9, [], [4, 0], [9, 1], 2.0, "4"),
@@ -269,6 +271,19 @@ def test_folders_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (plan.checkpoint.directory, plan.checkpoint.resume) == (str(tmp_path / "runs"), "auto")
     assert plan_of(resume="old").checkpoint.resume == str(tmp_path / "old")
     assert plan_of(checkpoint="runs", resume=True).checkpoint.resume is True
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other file systems hold UTF-8 only")
+def test_a_folder_of_checkpoints_whose_name_is_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    odd = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(odd)
+    monkeypatch.chdir(os.fsdecode(odd))
+    for name in ("checkpoint", "resume"):
+        with pytest.raises(PlanError, match=f"^{name} = .*checkpoints hold it as UTF-8\n") as caught:
+            plan_of(**{name: "ck"})
+        assert caught.value.field == name
 
 
 @pytest.mark.parametrize(

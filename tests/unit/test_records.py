@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,6 +158,20 @@ def test_a_real_file_that_may_not_grow_is_completed_when_it_may(tmp_path: Path) 
     writer.close()
     assert list(read_lines(path)) == lines_of(10)
     assert len(warnings) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_warning_that_finds_no_room_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        schedule.warn_on_stderr("the disk is full")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()  # what it still holds would be said once more as the file closes
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), full.fileno())
+    monkeypatch.setattr(sys, "stderr", full)
+    schedule.warn_on_stderr("and closed")
 
 
 def test_a_record_is_one_json_object() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,20 @@ def test_a_failed_save_warns_and_the_next_one_works(
     assert read_whole(tmp_path / "c" / "round-000003").round == 3
 
 
-def test_a_folder_that_cannot_be_made_costs_the_checkpoints_only(tmp_path: Path) -> None:
+def test_a_folder_that_is_lost_on_the_way_costs_the_checkpoints_only(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+
+    def lose(batch: BatchInfo) -> None:
+        if (batch.epoch, batch.index) == (1, 0):
+            shutil.rmtree(folder)
+            folder.write_text("in the way")
+
     run(tmp_path / "whole", parts())
-    result = run(tmp_path / "a", parts(), checkpoint="/proc/no-such-folder/checkpoints")
-    assert len(result["degraded"]) == 3
+    result = run(tmp_path / "a", parts(callbacks=(lose,)), checkpoint=folder)
+    assert [words.partition(":")[0] for words in result["degraded"]] == [
+        "no checkpoint after epoch 1",
+        "no checkpoint after epoch 2",
+    ]
     assert same(tmp_path / "whole", tmp_path / "a")
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,6 +46,32 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> FileDigest:
             temporary.unlink()
         raise
     return FileDigest(path.name, digest.hexdigest(), size)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """The same way. Raises OSError. NaN and infinities, which JSON has no word for, become null."""
+    write_whole(path, [(json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode()])
+
+
+def finite(values: Any) -> Any:
+    """The same plain values, with None for NaN and infinities."""
+    if isinstance(values, float) and not math.isfinite(values):
+        return None
+    if isinstance(values, dict):
+        return {name: finite(value) for name, value in values.items()}
+    return [finite(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def probe(directory: Path) -> None:
+    """Makes the folder if need be, and writes a page to it. Raises OSError where it is read-only or the disk full."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f".probe.{os.getpid()}.tmp"
+    try:
+        with open(path, "wb") as file:
+            file.write(bytes(4096))
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def sync_directory(directory: Path) -> None:

@@ -51,7 +51,7 @@ class FolderLock:
     """One run at a time writes to a folder. Held by a descriptor: it ends with the process, however that ends."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises BlockingIOError. A folder that cannot be written is not locked: saving will fail, and say so."""
+        """Raises BlockingIOError. A folder that cannot be locked is used without: saving may fail, and says so."""
         self._descriptor: int | None = None
         if os.name != "posix":
             return
@@ -73,8 +73,11 @@ class FolderLock:
         return self._descriptor is not None
 
     def release(self) -> None:
+        """Also where a child of this process was forked meanwhile and has the descriptor too."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

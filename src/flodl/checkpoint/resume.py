@@ -13,7 +13,6 @@ from flodl.errors import CheckpointError
 from flodl.plan import CheckpointPlan, Plan
 from flodl.plan.refusal import refused
 from flodl.protocol.ledger import epoch_sizes
-from flodl.protocol.signatures import differences
 
 _SAME = ("batch_size", "seed", "drop_last")
 
@@ -83,11 +82,6 @@ def refuse_other_training(start: Checkpoint, plan: Plan, dataset_length: int) ->
         why = f"{start.path} was made on {length} samples"
         raise refused("data", f"{dataset_length} samples", f"the data set of {length} samples", why=why)
     _refuse_less(start, plan, dataset_length)
-
-
-def model_differences(document: Document, layout: Any) -> list[str]:
-    """Sentences that name tensors, at most 20; [] where the model is the one that was saved."""
-    return differences(document.layout, layout)
 
 
 def _refuse_less(start: Checkpoint, plan: Plan, dataset_length: int) -> None:

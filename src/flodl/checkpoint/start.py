@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flodl.checkpoint.document import CONSENSUS, Document
-from flodl.checkpoint.files import write_whole
+from flodl.checkpoint.files import probe, write_json, write_whole
 from flodl.checkpoint.folder import CheckpointFolder, FolderLock
 from flodl.checkpoint.resume import Checkpoint, base_of, refuse_other_training, resolve
 from flodl.checkpoint.velocity import VELOCITY
@@ -44,34 +43,57 @@ class Start:
 
 
 def prepare(plan: Plan, run: str, dataset_length: int, warn: Callable[[str], None] | None = None) -> Start:
-    """Finds what to go on from, takes the folder, and removes what dead runs left half-written in it.
+    """Takes the folder, finds what to go on from, and removes what dead runs left half-written in it.
 
-    Raises PlanError or CheckpointError before anything is started or written.
+    Raises PlanError or CheckpointError before anything is started; at most the folder and its lock are made then.
     """
     start = Start()
+    try:
+        _prepare(start, plan, run, dataset_length, warn)
+    except BaseException:
+        start.release()
+        raise
+    return start
+
+
+def _prepare(start: Start, plan: Plan, run: str, dataset_length: int, warn: Callable[[str], None] | None) -> None:
 
     def told(words: str) -> None:
         start.warnings.append(words)
         if warn is not None:
             warn(words)
 
+    # First of all: a run that still saves there changes and removes what would be found.
+    if plan.checkpoint.directory is not None:
+        start.lock = _locked(Path(plan.checkpoint.directory), plan.checkpoint.resume is True)
     start.checkpoint = resolve(plan.checkpoint, told)
     if start.checkpoint is not None:
         refuse_other_training(start.checkpoint, plan, dataset_length)
         if start.checkpoint.document.has(VELOCITY) and (plan.outer is None or plan.mode == "solo"):
             told(f"the outer optimizer's velocity in {start.checkpoint.path} is dropped: this run takes no outer step")
     if plan.checkpoint.directory is None:
-        return start
+        return
     directory = Path(plan.checkpoint.directory)
     try:
-        start.lock = FolderLock(directory)
+        probe(directory)
+    except OSError as error:
+        why = error.strerror or str(error)
+        allowed = "a folder that can be made and written to"
+        raise refused("checkpoint", str(directory), allowed, why=why) from error
+    start.folder = CheckpointFolder(directory, run, plan.checkpoint.keep, base_of(plan.checkpoint, start.checkpoint))
+    if start.lock is not None and start.lock.is_held:
+        start.folder.remove_remains()
+
+
+def _locked(directory: Path, must_exist: bool) -> FolderLock | None:
+    """None, and nothing is made, for a folder that must exist and does not. Raises PlanError where it is taken."""
+    if must_exist and not directory.is_dir():
+        return None
+    try:
+        return FolderLock(directory)
     except BlockingIOError:
         allowed = "a folder that no other run is saving to"
         raise refused("checkpoint", str(directory), allowed, why="another run saves to it now") from None
-    start.folder = CheckpointFolder(directory, run, plan.checkpoint.keep, base_of(plan.checkpoint, start.checkpoint))
-    if start.lock.is_held:
-        start.folder.remove_remains()
-    return start
 
 
 def is_finished(start: Start, plan: Plan, dataset_length: int) -> bool:
@@ -121,7 +143,7 @@ def give_finished(start: Start, plan: Plan, run: str, run_directory: str) -> dic
     try:
         with open(path / CONSENSUS, "rb") as file:
             write_whole(directory / CONSENSUS, iter(lambda: file.read(1 << 20), b""))
-        write_whole(directory / "result.json", [(json.dumps(result, indent=1) + "\n").encode()])
+        write_json(directory / "result.json", result)
     except OSError as error:
         what = f"the result cannot be written to {directory}: {error.strerror or error}\nMake room, or choose another."
         raise CheckpointError(what, path=os.fspath(directory)) from error

@@ -93,12 +93,14 @@ def build_plan(**settings: Any) -> Plan:
 
 def resolve_mode(mode: object, devices: tuple[str, ...]) -> str:
     """ "auto" is solo on one device and cpu-cadence on several. Raises PlanError."""
-    if isinstance(mode, str) and mode.partition("-")[0] in ("collective", "nccl"):
+    if not isinstance(mode, str):
+        raise refused("mode", mode, _quoted(AUTO_MODES))
+    if mode.partition("-")[0] in ("collective", "nccl"):
         raise refused("mode", mode, f"{_quoted(AUTO_MODES)}; the collective modes are not in this version")
     if mode not in AUTO_MODES:
         raise refused("mode", mode, _quoted(AUTO_MODES))
     if mode != "auto":
-        return str(mode)
+        return mode
     return "solo" if len(devices) == 1 else "cpu-cadence"
 
 

@@ -36,9 +36,20 @@ class CheckpointPlan(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, path in (("checkpoint", self.directory), ("resume", self.resume)):
+            if isinstance(path, str) and not _is_utf8(path):  # surrogates stand for bytes that are not
+                raise refused(name, path, "a path that is UTF-8 from the root on", why="checkpoints hold it as UTF-8")
         if self.directory is None and self.resume in (True, "auto"):
             raise refused("resume", self.resume, "False without checkpoint=..., or the path of a checkpoint folder")
         if self.directory is None and self.overwrite:
             raise refused("overwrite", True, "False without checkpoint=...")
         if self.overwrite and self.resume is not False:
             raise refused("overwrite", True, f"False together with resume={self.resume!r}: one keeps, one replaces")
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -54,7 +54,8 @@ class ClusterPlan(Section):
     )
     stall_s: float | None = setting(
         Maybe(Real(above=0.0, most=604800.0), "60 s or 20 of its own slow steps, whichever is more"),
-        "A rank that makes no step for so long, outside declared pauses, is ended and restarted.",
+        "A rank that makes no step for so long is ended and restarted; the time of its first batch, evaluations and "
+        "checkpoints does not count, that of a callback after a batch does: raise it for one that takes long.",
         default=None,
     )
     debug_rank: int | None = setting(

@@ -8,6 +8,9 @@ from flodl.plan.limits import Choice, Each, Either, Flag, Maybe, Whole
 from flodl.plan.refusal import refused
 from flodl.plan.section import Section, setting
 
+MOST_EPOCHS = 1_000_000
+"""Every epoch is accounted for from the start, a kilobyte each."""
+
 
 @dataclass(frozen=True)
 class LoaderPlan(Section):
@@ -29,7 +32,7 @@ class DataPlan(Section):
     """Batches, epochs and what is compared between ranks. Counts are in samples unless named otherwise."""
 
     batch_size: int = setting(Whole(1), "Samples in one optimizer step, on every rank.")
-    epochs: int = setting(Whole(1), "How often the whole data set is trained.", default=1)
+    epochs: int = setting(Whole(1, MOST_EPOCHS), "How often the whole data set is trained.", default=1)
     samples: int | None = setting(
         Maybe(Whole(1), "all epochs"), "Stop after so many samples, rounded up to whole batches.", default=None
     )

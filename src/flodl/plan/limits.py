@@ -138,6 +138,10 @@ class Folder:
         path = os.fspath(value)
         if not isinstance(path, str) or not path.strip() or "\0" in path:
             raise Refusal
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:  # half of a surrogate pair, which no file system takes
+            raise Refusal from None
         return os.path.abspath(os.path.expanduser(path))
 
 

@@ -1,4 +1,4 @@
-"""The user's callbacks: told of batches and evaluations; their time is a declared pause."""
+"""The user's callbacks: told of batches and evaluations; their time counts as a pause and not as work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class BatchInfo:
 class Callbacks:
     """A callback is a function of BatchInfo, or an object with on_batch(BatchInfo), on_evaluated(epoch, metrics), both.
 
-    They run in the rank, between two batches; what they raise ends the rank as any exception of the user's does.
+    They run in the rank, between two batches; what they raise ends the rank as any exception of the user's does. No
+    pause is declared for on_batch: a callback that takes longer than stall_s gets its rank evicted, so raise stall_s.
     """
 
     def __init__(self, callbacks: tuple[Any, ...]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from flodl.plan import Plan
+from flodl.plan import Plan, parse_device, sources
 from flodl.plan.refusal import refused
 from flodl.rank.parts import Parts
 
@@ -59,7 +59,7 @@ def check_data(data: Any, field: str) -> int:
         raise refused(field, kind, _MAP_STYLE, why="its items have no numbers from 0 to len - 1")
     try:
         length = len(data)
-    except (TypeError, NotImplementedError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError, AttributeError) as error:
         raise refused(field, kind, _MAP_STYLE, why=f"its length is unknown ({error})") from error
     if length < 1:
         raise refused(field, kind, "at least one sample", why="it is empty")
@@ -70,7 +70,9 @@ def check_fit(plan: Plan, length: int) -> None:
     """Whether this plan can train a data set of this length. Raises PlanError; warns where ranks will stay idle."""
     world = plan.cluster.world_size
     if world > length:
-        raise refused("devices", list(plan.cluster.devices), f"at most {length} ranks, one per sample of the data set")
+        why = f"{world} ranks are more than the data set has samples"
+        allowed = f"at most {length} {'ranks, one per sample' if length > 1 else 'rank: there is one sample'}"
+        raise refused("devices", list(plan.cluster.devices), allowed, why=why)
     if plan.data.batch_size > length:
         raise refused("batch_size", plan.data.batch_size, f"at most {length}, the length of the data set")
     batches = plan.data.batches_per_epoch(length)
@@ -79,6 +81,19 @@ def check_fit(plan: Plan, length: int) -> None:
             f"an epoch is {batches} batches for {world} ranks, so some do nothing; a smaller batch_size helps",
             stacklevel=5,
         )
+
+
+def check_devices(plan: Plan) -> None:
+    """Whether this machine has the GPUs that the plan names. Raises PlanError naming those that it has."""
+    for word in plan.cluster.devices:
+        device = parse_device(word)
+        if device.kind != "cuda":
+            continue
+        count = sources.count_gpus()
+        if device.index >= count:
+            there = ", ".join(f'"cuda:{index}"' for index in range(count))
+            why = f"torch can use {count or 'no'} {'GPU' if count < 2 else 'GPUs'} here"
+            raise refused("devices", word, f"{there} or " * bool(count) + '"cpu"', why=why)
 
 
 def check_model(model: object) -> nn.Module:
@@ -91,7 +106,7 @@ def check_model(model: object) -> nn.Module:
             raise refused("model", wrapper, "the plain module, unwrapped", why=why)
     parameters = list(model.named_parameters())
     if not parameters:
-        raise refused("model", type(model).__name__, "a module with parameters", why="it has none")
+        raise refused("model", type(model).__name__, "a module with parameters", why="it has no parameters")
     _refuse_lazy(model)
     trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
     if not trained:

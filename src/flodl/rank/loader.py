@@ -31,6 +31,14 @@ END_S = 2.0
 """How long loader processes may take to end when told to, all together."""
 
 
+_KILLED = "If it was killed for memory, use fewer workers or a smaller prefetch."
+_EXITED = "Its own message stands above; where several ranks train, it is in the rank's log too."
+_UNBORN = (
+    "Its own message stands above. A spawned loader process imports the script again: put the statements that the "
+    'script runs under `if __name__ == "__main__":`, or use start_method="fork".'
+)
+
+
 @dataclass
 class _Worker:
     process: BaseProcess
@@ -38,6 +46,7 @@ class _Worker:
     results: connection.Connection
     unsent: bytearray = field(default_factory=bytearray)
     outstanding: int = 0
+    has_spoken: bool = False
 
     def post(self, payload: bytes) -> None:
         """Queues one frame as multiprocessing's Connection reads it."""
@@ -64,6 +73,7 @@ class LoaderPool:
         self._source = source
         self._depth = plan.workers * plan.prefetch
         self._prefetch = plan.prefetch
+        self._is_spawned = plan.start_method == "spawn"
         self._tickets: dict[Lease, int] = {}
         self._ready: dict[int, Loaded] = {}
         self._next_ticket = 0
@@ -148,6 +158,7 @@ class LoaderPool:
             worker.process.join(END_S)
             self._refuse_dead()
             raise RunFailed(f"loader process {worker.process.name} sent nothing readable: {error}") from error
+        worker.has_spoken = True
         worker.outstanding -= 1
         if loaded.error:
             where = f"In loader process {worker.process.name}:\n{loaded.traceback.rstrip()}"
@@ -162,9 +173,11 @@ class LoaderPool:
             code = worker.process.exitcode
             if code is not None:
                 how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                is_unborn = self._is_spawned and code > 0 and not worker.has_spoken
+                hint = _KILLED if code < 0 else _EXITED
                 raise RunFailed(
-                    f"loader process {worker.process.name} (pid {worker.process.pid}) ended with {how}\n"
-                    "If it was killed for memory, use fewer workers or a smaller prefetch."
+                    f"loader process {worker.process.name} (pid {worker.process.pid}) ended with {how}"
+                    f"{' before it read anything' if is_unborn else ''}\n{_UNBORN if is_unborn else hint}"
                 )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -12,13 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from flodl.averaging.consensus import save_consensus
 from flodl.checkpoint.document import EpochRecord
+from flodl.checkpoint.files import write_json
 from flodl.checkpoint.start import Start
+from flodl.errors import CheckpointError, RunFailed
 from flodl.plan import Plan, plan_to_dict
 from flodl.protocol.messages import BatchRange
 from flodl.rank.evaluation import mean_loss
-from flodl.rank.leases import Leases
+from flodl.rank.leases import Lease, Leases
 from flodl.rank.parts import Parts
 from flodl.rank.solo_progress import SoloProgress
 from flodl.rank.tally import Trained
@@ -37,15 +39,25 @@ class _Account:
     samples: int = 0
     paused_s: float = 0.0
     first_step_ms: float = 0.0
+    _is_finite: bool = True
+    _news: list[str] = field(default_factory=list)
 
-    def add(self, trained: Trained) -> None:
+    def add(self, lease: Lease, trained: Trained) -> None:
         """The first step may compile: it is kept apart."""
+        if self._is_finite and not math.isfinite(trained.loss):
+            self._is_finite = False
+            self._news.append(f"the loss of batch {lease.index} of epoch {lease.epoch} is {trained.loss}")
         if self.samples:
             self.step_ms.append(trained.compute_ms + trained.data_ms)
         else:
             self.first_step_ms = trained.compute_ms + trained.data_ms
         self.samples += trained.samples
         self.paused_s += trained.pause_ms / 1e3
+
+    def news(self) -> list[str]:
+        """What the user is to hear of, given once."""
+        news, self._news = self._news, []
+        return news
 
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -60,7 +72,8 @@ def run_solo(
     start: what it goes on from and where it saves. The result, plain values, also in result.json: wall_s (all of it),
     training_s (without evaluation, callbacks and checkpoints), epochs as [{epoch, loss, samples, metrics}], step_ms
     (median, without the first), first_step_ms, samples, batches, samples_per_s, raw_over_pad, degraded, resumed_from.
-    Ctrl-C and failures save the model as it stands and go on up. Raises CheckpointError before the first step.
+    Ctrl-C and failures save the model as it stands and go on up. Raises CheckpointError before the first step, and
+    RunFailed after the last one if the result cannot be saved.
     """
     start = start or Start()
     began = time.perf_counter()
@@ -82,14 +95,18 @@ def run_solo(
             tell("phase", {"phase": "training", "reason": "one device needs no rounds"})
         while not progress.is_over:
             record = _train_epoch(trainee, account, progress.lease(), progress.epochs[progress.epoch])
+            for words in account.news():
+                progress.degrade(words)
             account.epochs.append(_told(record))
             account.paused_s += progress.close(record)
             if tell is not None:
                 _tell_epoch(tell, account.epochs[-1])
         training_s = time.perf_counter() - trained_from - account.paused_s
+    except BaseException as error:
+        _save_after(error, trainee.model, run_directory)
+        raise
     finally:
         trainee.close()
-        save_consensus(trainee.model, Path(run_directory) / CONSENSUS_FILE)
     result = {
         "mode": plan.mode,
         "phase": "done",
@@ -108,21 +125,37 @@ def run_solo(
         "degraded": progress.degraded,
         "resumed_from": start.resumed_from,
     }
-    _write(result, Path(run_directory) / RESULT_FILE)
+    _save(result, trainee.model, Path(run_directory))
     return result
+
+
+def _save(result: dict[str, Any], model: nn.Module, directory: Path) -> None:
+    """Raises RunFailed where the disk is full or read-only by now."""
+    try:
+        save_consensus(model, directory / CONSENSUS_FILE)
+        write_json(directory / RESULT_FILE, result)
+    except (CheckpointError, OSError) as error:
+        what = str(error).partition("\n")[0]
+        raise RunFailed(
+            f"the run trained to its end, but its result could not be saved: {what}\n"
+            f"Make room or give write access in {directory}, and run again or resume from a checkpoint.",
+            reason=what,
+            log_path=str(directory),
+        ) from error
+
+
+def _save_after(failure: BaseException, model: nn.Module, run_directory: str) -> None:
+    """The model as it stands. Where that cannot be saved either, the first failure says so and stays the one raised."""
+    try:
+        save_consensus(model, Path(run_directory) / CONSENSUS_FILE)
+    except CheckpointError as error:
+        failure.add_note(f"flodl: the model as it stood is lost: {str(error).partition(chr(10))[0]}")
 
 
 def _tell_epoch(tell: Tell, epoch: dict[str, Any]) -> None:
     tell("epoch", {name: epoch[name] for name in ("epoch", "loss", "samples")})
     if epoch["metrics"]:
         tell("evaluation", {"rank": 0, "epoch": epoch["epoch"], "metrics": epoch["metrics"]})
-
-
-def _write(result: dict[str, Any], path: Path) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def _told(record: EpochRecord) -> dict[str, Any]:
@@ -139,8 +172,9 @@ def _train_epoch(
     trainee.follow(leases)
     summed, samples = math.nan if before.loss_sum is None else before.loss_sum, before.samples
     while leases:
-        trained = trainee.train(leases.next(), leases)
-        account.add(trained)
+        lease = leases.next()
+        trained = trainee.train(lease, leases)
+        account.add(lease, trained)
         summed += trained.loss * trained.samples
         samples += trained.samples
     metrics: dict[str, float] = {}

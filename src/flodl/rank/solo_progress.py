@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from flodl.averaging.consensus import save_consensus
 from flodl.averaging.layout import build_layout
 from flodl.checkpoint.document import CONSENSUS, FORMAT, Document, EpochRecord, RankRecord, optimizer_file
@@ -48,6 +50,7 @@ class SoloProgress:
         self._first = 0
         if start.checkpoint is not None or start.folder is not None:
             self._layout = build_layout(trainee.model).spec
+            self._averaged = tuple(tensor.name for tensor in self._layout.tensors)
             self._data = data_signature(parts.data, plan.seed, plan.data.check).spec
         if start.checkpoint is not None:
             self._restore(start.checkpoint.path, start.checkpoint.document)
@@ -97,9 +100,12 @@ class SoloProgress:
             self.epochs[record.epoch] = record
 
     def _save(self) -> None:
-        """A failed save warns, and training goes on."""
+        """A failed save warns, and training goes on. What is not finite replaces no checkpoint that is."""
         folder = self._start.folder
         assert folder is not None
+        if name := self._first_not_finite():
+            self.degrade(f"no checkpoint after epoch {self.epoch - 1}: {name} is not finite; the earlier ones are kept")
+            return
         number = self._first + self._closed_here
         partial = folder.partial(number)
         try:
@@ -129,8 +135,16 @@ class SoloProgress:
         except (OSError, CheckpointError) as error:
             folder.drop(number)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
-            self._degrade(f"no checkpoint after epoch {self.epoch - 1}: {why}")
+            self.degrade(f"no checkpoint after epoch {self.epoch - 1}: {why}")
 
-    def _degrade(self, words: str) -> None:
+    def _first_not_finite(self) -> str:
+        """The first tensor that would make the checkpoint worthless, or ''. Constants such as masks may be infinite."""
+        model = self._trainee.model
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        names = (name for name in self._averaged if name in tensors and tensors[name].is_floating_point())
+        return next((name for name in names if not bool(torch.isfinite(tensors[name]).all())), "")
+
+    def degrade(self, words: str) -> None:
+        """Says it at once, and in the result."""
         self.degraded.append(words)
         print(f"flodl: {words}", file=sys.stderr)

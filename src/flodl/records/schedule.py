@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -25,10 +26,11 @@ class ByteSink(Protocol):
 
 
 def warn_on_stderr(text: str) -> None:
-    """The default place for a warning."""
+    """The default place for a warning. One that cannot be written is lost: the run that it is about goes on."""
     if sys.stderr is not None:
-        sys.stderr.write(f"flodl: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"flodl: {text}\n")
+            sys.stderr.flush()
 
 
 class LineWriter:
