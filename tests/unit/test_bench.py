@@ -4,8 +4,8 @@ What decides (E, budgets, memory, bounds) is tested on figures given by hand.
 """
 
 import json
-import mmap
 import math
+import mmap
 import os
 import subprocess
 import sys
