@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,37 @@ def test_a_folder_that_is_lost_on_the_way_costs_the_checkpoints_only(tmp_path: P
         "no checkpoint after epoch 2",
     ]
     assert same(tmp_path / "whole", tmp_path / "a")
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_interrupted_run_is_saved_at_the_next_batch_and_ends_with_the_same_bits(
+    tmp_path: Path, number: signal.Signals, raised: type[BaseException]
+) -> None:
+    whole = run(tmp_path / "whole", parts(), epochs=3, checkpoint=tmp_path / "a")
+
+    def press(info: BatchInfo) -> None:
+        if info.epoch == 1 and info.index == 2:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(raised):
+        run(tmp_path / "cut", parts(callbacks=(press,)), epochs=3, checkpoint=tmp_path / "b")
+    assert signal.getsignal(number) is before
+    _, path = find_checkpoints(tmp_path / "b")[0]
+    assert sum(b.count for b in read_whole(path).contributed) == whole["batches"] // 3 + 3
+    resumed = run(tmp_path / "resumed", parts(), epochs=3, checkpoint=tmp_path / "b", resume=True)
+    assert same(tmp_path / "whole", tmp_path / "resumed")
+    assert resumed["epochs"] == whole["epochs"]
+
+
+def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+    def press_twice(info: BatchInfo) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", parts(callbacks=(press_twice,)), epochs=3, checkpoint=tmp_path / "b")
+    assert find_checkpoints(tmp_path / "b") == []
 
 
 def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:

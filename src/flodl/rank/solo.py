@@ -20,6 +20,7 @@ from flodl.errors import CheckpointError, RunFailed
 from flodl.plan import Plan, plan_to_dict
 from flodl.protocol.messages import BatchRange
 from flodl.rank.evaluation import mean_loss
+from flodl.rank.interruption import Interruption
 from flodl.rank.leases import Lease, Leases
 from flodl.rank.parts import Parts
 from flodl.rank.solo_progress import SoloProgress
@@ -93,14 +94,18 @@ def run_solo(
             }
             tell("head", {"plan": plan_to_dict(plan), "dataset_length": len(parts.data), **size})
             tell("phase", {"phase": "training", "reason": "one device needs no rounds"})
-        while not progress.is_over:
-            record = _train_epoch(trainee, account, progress.lease(), progress.epochs[progress.epoch])
-            for words in account.news():
-                progress.degrade(words)
-            account.epochs.append(_told(record))
-            account.paused_s += progress.close(record)
-            if tell is not None:
-                _tell_epoch(tell, account.epochs[-1])
+        with Interruption(is_deferred=start.folder is not None) as interruption:
+            while not progress.is_over:
+                epoch = _Epoch(progress.lease(), progress.epochs[progress.epoch])
+                record = _train_epoch(trainee, account, epoch, interruption)
+                for words in account.news():
+                    progress.degrade(words)
+                if not epoch.is_whole:
+                    interruption.raise_it(progress.stop(record, epoch.trained))
+                account.epochs.append(_told(record))
+                account.paused_s += progress.close(record)
+                if tell is not None:
+                    _tell_epoch(tell, account.epochs[-1])
         training_s = time.perf_counter() - trained_from - account.paused_s
     except BaseException as error:
         _save_after(error, trainee.model, run_directory)
@@ -126,6 +131,8 @@ def run_solo(
         "resumed_from": start.resumed_from,
     }
     _save(result, trainee.model, Path(run_directory))
+    if interruption.is_asked:
+        interruption.raise_it("the run had come to its end")
     return result
 
 
@@ -163,22 +170,35 @@ def _told(record: EpochRecord) -> dict[str, Any]:
     return {"epoch": record.epoch, "loss": loss, "samples": record.samples, "metrics": dict(record.metrics)}
 
 
-def _train_epoch(
-    trainee: Trainee, account: _Account, batches: tuple[BatchRange, ...], before: EpochRecord
-) -> EpochRecord:
-    """before: what an earlier run had trained of this epoch."""
+@dataclass
+class _Epoch:
+    """before: what an earlier run had trained of it; trained: batches in this one."""
+
+    batches: tuple[BatchRange, ...]
+    before: EpochRecord
+    trained: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.trained == sum(batches.count for batches in self.batches)
+
+
+def _train_epoch(trainee: Trainee, account: _Account, epoch: _Epoch, interruption: Interruption) -> EpochRecord:
+    """What is left of it, and the evaluation; no further than to the end of the batch in which the user interrupts."""
+    before = epoch.before
     leases = Leases()
-    leases.grant(batches)
+    leases.grant(epoch.batches)
     trainee.follow(leases)
     summed, samples = math.nan if before.loss_sum is None else before.loss_sum, before.samples
-    while leases:
+    while leases and not interruption.is_asked:
         lease = leases.next()
         trained = trainee.train(lease, leases)
+        epoch.trained += 1
         account.add(lease, trained)
         summed += trained.loss * trained.samples
         samples += trained.samples
     metrics: dict[str, float] = {}
-    if trainee.evaluates:
+    if trainee.evaluates and epoch.is_whole:
         started = time.perf_counter()
         metrics = trainee.evaluate(before.epoch)
         account.paused_s += time.perf_counter() - started

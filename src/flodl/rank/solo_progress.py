@@ -83,6 +83,22 @@ class SoloProgress:
         self._save()
         return time.perf_counter() - began
 
+    def stop(self, record: EpochRecord, count: int) -> str:
+        """The run ends after so many batches of this lease: they are saved. Returns what is kept, in words."""
+        self.epochs[record.epoch] = record
+        self._batches += count
+        self._ledger.seal(_ALONE, count)
+        self._ledger.forfeit(_ALONE)
+        self._ledger.commit([_ALONE])
+        self._closed_here += 1
+        failures = len(self.degraded)
+        self._save()
+        if len(self.degraded) > failures:
+            return f"the run was ended by the user; {self.degraded[-1]}"
+        folder = self._start.folder
+        assert folder is not None
+        return f"the run was ended by the user; it goes on from {folder.directory} with resume=True"
+
     def _restore(self, path: Path, document: Document) -> None:
         wrong = signatures.differences(document.layout, self._layout)
         wrong += signatures.differences(document.data, self._data)
