@@ -298,6 +298,21 @@ def test_an_excluded_rank_overwrites_and_forgets() -> None:
     assert world.only(Adopted)[1].kept_steps == 0
 
 
+def test_what_an_excluded_rank_had_run_ahead_is_trained_again_and_counts_then() -> None:
+    world = World(Commit(0, 0, 0, Window(1, 2, run_ahead=3), batches(0, 9)), keeps_steps=True)
+    world.at_step[4] = [Commit(1, 1, 0, Window(2, 3), excluded=True)]
+    world.answers.append(on(Sealed, Grant(()), Stop("done")))
+    loop = world.run()
+    trained = [entry for entry in world.diary if isinstance(entry, tuple)]
+    assert trained == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 2), (0, 3), (0, 4)]
+    assert [(m.step, m.batches, m.losses) for m in world.only(Sealed)] == [
+        (2, 2, ((0, 8.0 * (1 + 2), 16),)),
+        (5, 3, ((0, 8.0 * (5 + 6 + 7), 24),)),
+    ]
+    assert world.only(Adopted)[1].step == 2
+    assert loop.step == 5
+
+
 def test_evaluation_sees_the_committed_state_within_a_declared_pause() -> None:
     world = World(Commit(3, 1, 0, evaluate=(0, 1)))
     world.answers.append(on(Resumed, Stop("done")))

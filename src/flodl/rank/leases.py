@@ -44,6 +44,11 @@ class Leases:
             self._ranges.appendleft((epoch, start + 1, stop))
         return Lease(epoch, start)
 
+    def put_back(self, leases: Iterable[Lease]) -> None:
+        """In front of those held, in this order: what was trained on them is gone."""
+        for lease in reversed(tuple(leases)):
+            self._ranges.appendleft((lease.epoch, lease.index, lease.index + 1))
+
     def recall(self, keep: int) -> Lease | None:
         """Gives up all beyond the first `keep`; returns the first given up, None when there is none."""
         kept: deque[tuple[int, int, int]] = deque()

@@ -197,11 +197,19 @@ class RankLoop:
         taken = self._plane.adopt(commit.buffer, commit.excluded)
         if commit.excluded:
             self._work.forget()
+            self._undo()
         kept = ahead if self._plane.keeps_steps and not commit.excluded else 0
         self._window, self._ahead = commit.window, 0
         self._line.send(Adopted(commit.round, self.step, taken, kept))
         if commit.evaluate:
             self._evaluate(commit)
+
+    def _undo(self) -> None:
+        """θ took the place of what was trained since the seal: those batches are trained again, and count then."""
+        undone, self._tally = self._tally, Tally(pause_ms=self._tally.pause_ms)
+        self.step -= undone.batches
+        self._leases.put_back(undone.leases)
+        self._work.follow(self._leases)
 
     def _evaluate(self, commit: Commit) -> None:
         """On the committed state; afterwards the rank goes on from where it was, bit for bit."""

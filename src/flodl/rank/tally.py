@@ -36,7 +36,7 @@ class Tally:
     _data_ms: float = 0.0
     _first_ms: float = 0.0
     _raw_over_pad: int = 0
-    _last: Lease | None = None
+    leases: list[Lease] = field(default_factory=list)
     _suspects: tuple[Lease, ...] = ()
 
     def add(self, lease: Lease, trained: Trained) -> None:
@@ -51,8 +51,8 @@ class Tally:
         self.pause_ms += trained.pause_ms
         self.last_loss = trained.loss
         if not self._suspects and not math.isfinite(trained.loss):
-            self._suspects = (lease,) if self._last is None else (self._last, lease)
-        self._last = lease
+            self._suspects = (*self.leases[-1:], lease)
+        self.leases.append(lease)
         self._raw_over_pad += trained.is_over_pad
         summed, samples = self._losses.get(lease.epoch, (0.0, 0))
         self._losses[lease.epoch] = (summed + trained.loss * trained.samples, samples + trained.samples)

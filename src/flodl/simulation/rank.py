@@ -331,6 +331,10 @@ class SimRank:
         self._world.reads(commit)
         # A delta keeps the steps made since the snapshot, and with them what was not finite.
         self._poisoned = self._poisoned and self.is_async and not commit.excluded
+        if commit.excluded:
+            self._leases.extendleft(BatchRange(epoch, index, 1) for epoch, index in reversed(self._trained))
+            self._step -= len(self._trained)
+            self._trained, self._window_ms, self._suspects = [], [], ()
         self.reading = None
         self._adopted = commit.round
         if not self.is_async:
