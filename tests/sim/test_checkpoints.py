@@ -225,3 +225,11 @@ def test_when_no_rank_is_left_the_host_saves_what_is_committed(evaluates: bool) 
     assert sorted(saved) == sorted(outcome.contributed) != []
     assert last.files == ()
     assert last.writes_consensus
+
+
+@pytest.mark.parametrize("seed", [22, 41, 78, 167])
+def test_a_rank_that_has_yet_to_adopt_has_its_part_in_the_last_checkpoint(seed: int) -> None:
+    # The last rounds are the other rank's alone: this one still copies the state before the last when all is done.
+    outcome = completes(a_run(62, (4.0, 9.0), mode="cpu-async", seed=seed, copy_ms=(0.1, 20.0)))
+    parts = {file.name for file in outcome.checkpoints[-1].files}
+    assert parts == {"consensus.safetensors", "rank-0.safetensors", "rank-1.safetensors"}
