@@ -17,7 +17,8 @@ HEAD = """# Settings
 
 Every keyword of `flodl.Trainer` that is not one of the user's parts (model, optimizer, loss, data, ...), with its
 default and what is allowed. A value outside of that is a `PlanError` before anything starts. This page is written by
-`tools/make_settings.py` from the plan's own classes.
+`tools/make_settings.py` from the plan's own classes. The parts, `entry`, `run_directory` and `replay` are in
+[parts.md](parts.md); window, anchor and drift in the [glossary](../ARCHITECTURE.md#words).
 """
 TITLES = {
     "run": "The run",

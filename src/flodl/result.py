@@ -29,7 +29,8 @@ _MOST_WORDS = 500
 class RunResult:
     """One finished run.
 
-    metrics: one dict per epoch: epoch, loss (mean over its samples), samples, and what evaluate returned.
+    metrics: one dict per epoch: epoch (from 0; words for people count from 1), loss (mean over its samples), samples,
+    and what evaluate returned.
     shares: each rank's part of all contributed batches, by rank; they sum to 1. rounds: averages committed.
     E: efficiency, None where the ranks' own rates were not measured; E_wall: the same with every pause counted.
     recomputed: batches trained again after a death. degraded: what went less well than planned, in sentences.
@@ -75,11 +76,13 @@ class RunResult:
         lines += [_epoch_line(epoch) for epoch in self.metrics]
         if len(self.shares) > 1:
             lines.append("shares " + " / ".join(f"{100 * share:.1f} %" for share in self.shares))
-        for name, value in (("E", self.E), ("E_wall", self.E_wall)):
-            if value is not None:
-                lines.append(f"{name} {value:.3f}")
+        if self.E is not None:
+            lines.append(f"E {self.E:.3f} of what these devices do alone, while they train")
+        if self.E_wall is not None:
+            lines.append(f"E_wall {self.E_wall:.3f} with start-up, evaluation and saving")
         if self.resumed_from:
-            lines.append(f"went on from round {self.resumed_from['round']} in {self.resumed_from['path']}")
+            nothing = "" if self.raw.get("batches") != 0 else "; nothing was left to train"
+            lines.append(f"went on from round {self.resumed_from['round']} in {self.resumed_from['path']}{nothing}")
         if self.recomputed:
             lines.append(f"{self.recomputed} batches trained again")
         lines += [f"degraded: {sentence}" for sentence in self.degraded]
@@ -167,7 +170,8 @@ def _sentences(value: Any) -> list[str]:
 
 
 def _epoch_line(epoch: Mapping[str, Any]) -> str:
-    words = [f"epoch {epoch.get('epoch', '?')}"]
+    number = epoch.get("epoch")
+    words = [f"epoch {number + 1 if isinstance(number, int) else '?'}"]
     for name, value in epoch.items():
         if name not in ("epoch", "samples", "round") and isinstance(value, int | float):
             words.append(f"{name} {value:.4g}")

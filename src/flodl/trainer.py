@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from flodl.errors import PlanError
+from flodl.errors import NativeError, PlanError
 from flodl.plan import Plan, Role, Settings, build_plan, program, setting_names, sources
 from flodl.plan.limits import Folder, Refusal
 from flodl.plan.refusal import refused
@@ -64,6 +65,14 @@ class _Shown:
 
     view: View | None
     is_quiet: bool
+
+
+def require_torch() -> None:
+    """Raises NativeError naming what training needs and this environment lacks."""
+    if missing := [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]:
+        raise NativeError(
+            f"training needs {' and '.join(missing)}, not installed here\nRun: pip install 'flodl[torch]'"
+        )
 
 
 class Trainer:
@@ -135,10 +144,11 @@ class Trainer:
         record(dict), told of every line of schedule.jsonl, and close(). On one device "live" is "plain". quiet: what
         the ranks print goes to their logs only, and unless a view is named, nothing is shown.
 
-        Raises PlanError before anything starts, RunFailed with the failing rank's traceback once it has; on one device
-        the user's own exceptions pass through.
+        Raises NativeError without torch or NumPy and PlanError before anything starts, RunFailed with the failing
+        rank's traceback once it has; on one device the user's own exceptions pass through.
         """
         _refuse_foreign_process()
+        require_torch()
         shown = _view_of(view, quiet, is_solo=self._plan.mode == "solo")
         if not _calls.lock.acquire(blocking=False):
             raise PlanError(

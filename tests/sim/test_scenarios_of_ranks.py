@@ -166,3 +166,13 @@ def test_async_ranks_run_ahead_while_one_dies_between_seal_and_commit() -> None:
     outcome = completes(scenario)
     assert outcome.deaths == 1
     assert len(outcome.contributed) == 600
+
+
+def test_an_absence_before_the_training_took_nothing_from_it() -> None:
+    outcome = completes(a_run(batches=200, start_ms=(500.0, 600.0), faults=(Fault(450.0, 1, "kill"),)))
+    assert outcome.deaths == 1
+    began = next(line["time_ms"] for line in outcome.records if line.get("phase") == "training")
+    left = next(line["time_ms"] for line in outcome.of("exit"))
+    assert float(str(left)) < float(str(began))
+    ranks: Any = outcome.summary["ranks"]
+    assert float(ranks[1]["pauses_s"].get("absent", 0.0)) < 0.1

@@ -90,8 +90,11 @@ def test_json_is_replaced_whole(tmp_path: Path) -> None:
 def summary_of(
     ms: list[float | None], pauses: list[dict[str, float]], training_s: float, samples: int
 ) -> dict[str, object]:
-    ranks = [{"ms_per_batch": m, "pauses_s": p} for m, p in zip(ms, pauses, strict=True)]
-    return {"ranks": ranks, "training_s": training_s, "samples": samples}
+    ranks = [
+        {"rank": rank, "ms_per_batch": m, "pauses_s": p, "batches": 200, "raw_over_pad": 2}
+        for rank, (m, p) in enumerate(zip(ms, pauses, strict=True))
+    ]
+    return {"ranks": ranks, "training_s": training_s, "samples": samples, "degraded": ["a note"]}
 
 
 def test_efficiency_counts_each_rank_at_its_own_rate_less_its_pauses() -> None:
@@ -111,6 +114,16 @@ def test_efficiency_is_unknown_where_a_rate_is(ms: list[float | None]) -> None:
     plan = build_plan(mode="cpu-sync", devices=["cpu"] * 2, batch_size=50, epochs=1, seed=0)
     result = result_of(summary_of(ms, [{}, {}], 10.0, 0), RunFacts(plan, "r", 1.0, None))
     assert [result[name] for name in ("E", "E_wall", "E_basis", "consensus_hash")] == [None] * 4
+
+
+def test_an_emulated_device_that_is_too_slow_for_its_word_is_told() -> None:
+    plan = build_plan(mode="cpu-sync", devices=["emulated:9ms", "cpu"], batch_size=50, epochs=1, seed=0)
+    summary = summary_of([10.0, 50.0], [{}, {}], 10.0, 0)
+    facts = RunFacts(plan, "r", 1.0, None)
+    assert result_of(summary, facts)["degraded"] == ["a note"]
+    summary["ranks"][0]["raw_over_pad"] = 3
+    words = "3 of 200 steps on emulated:9ms took longer than that: its speed was not emulated"
+    assert result_of(summary, facts)["degraded"] == ["a note", words]
 
 
 def test_what_json_cannot_say_is_none() -> None:

@@ -48,13 +48,13 @@ def test_the_controllers_summary_becomes_a_result() -> None:
     assert (result.degraded, result.reasons, result.recomputed) == (["rank 1 died"], ["anchor 10"], 2)
     assert result.raw == raw
     assert repr(result) == (
-        "<RunResult epoch 0, loss 0.5, accuracy 0.9; 12 rounds, 3.0 s, degraded by 1 events; /runs/a>"
+        "<RunResult epoch 1, loss 0.5, accuracy 0.9; 12 rounds, 3.0 s, degraded by 1 events; /runs/a>"
     )
     assert result.summary().splitlines() == [
         "12 rounds in 3.0 s",
-        "epoch 0, loss 0.5, accuracy 0.9",
+        "epoch 1, loss 0.5, accuracy 0.9",
         "shares 75.0 % / 25.0 %",
-        "E 0.980",
+        "E 0.980 of what these devices do alone, while they train",
         "2 batches trained again",
         "degraded: rank 1 died",
         "all of it in /runs/a",

@@ -19,10 +19,10 @@ from torch import nn
 
 import flodl
 from flodl import trainer as trainer_module
-from flodl.errors import PlanError, RunFailed
+from flodl.errors import NativeError, PlanError, RunFailed
 from flodl.plan import Role, plan_from_dict, plan_to_dict, program, sources
 from flodl.plan.sources import EarlierCall
-from flodl.trainer import Trainer
+from flodl.trainer import Trainer, require_torch
 
 DATA = [(torch.ones(2), 1.0)] * 10
 HERE = "tests.unit.test_trainer"
@@ -411,3 +411,11 @@ def test_public_names() -> None:
         assert getattr(flodl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         _ = flodl.Trainr
+
+
+def test_what_training_needs_and_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numpy" else name)
+    with pytest.raises(
+        NativeError, match=r"training needs numpy, not installed here\nRun: pip install 'flodl\[torch\]'"
+    ):
+        require_torch()

@@ -136,10 +136,10 @@ class Setup:
     def _install_flodl(self, with_dependencies: bool) -> None:
         target = str(self.checkout.root)
         if with_dependencies:
-            self.console.say("building flodl's native core and installing flodl with what it needs")
+            self.console.say("building flodl's native core and installing flodl with what it needs; takes minutes")
             arguments = ["--no-build-isolation", "--editable", f"{target}[torch,demo]"]
         else:
-            self.console.say("building flodl's native core")
+            self.console.say("building flodl's native core; takes a minute or two")
             arguments = ["--no-build-isolation", "--no-deps", "--editable", target]
         env = child_environment(self.checkout.bin_dir)
         self.console.run(self._pip(*arguments), env, "flodl could not be built and installed")

@@ -99,7 +99,9 @@ def _refuse_less(start: Checkpoint, plan: Plan, dataset_length: int) -> None:
             if plan.data.samples is not None:
                 field, value = "samples", plan.data.samples
             reached = f"{start.path} holds batch {batches.first + batches.count - 1} of epoch {batches.epoch}"
-            raise refused(field, value, "as many as the checkpoint has already trained, or more", why=reached)
+            trained = max(b.epoch for b in start.document.contributed) + 1
+            least = f", so {trained} or more" if field == "epochs" else ""
+            raise refused(field, value, f"as many as the checkpoint has already trained, or more{least}", why=reached)
 
 
 def _refuse_mixture(plan: CheckpointPlan, found: Checkpoint | None) -> None:

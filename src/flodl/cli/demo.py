@@ -55,6 +55,9 @@ def demo(
         raise click.UsageError("--resume saves where it resumes from: leave out --checkpoint.")
     # Beside other work, torch's OpenMP threads should wait and not spin. Read when torch is loaded.
     os.putenv("GOMP_SPINCOUNT", "1000")
+    from flodl.trainer import require_torch
+
+    require_torch()
     from flodl.bench.demo import Wish, resume_demo, run_demo
     from flodl.bench.demo_figures import write_figures
 

@@ -17,6 +17,16 @@ STEPS_MEASURED = 20
 _PR_SET_TIMERSLACK = 29
 
 
+MOST_OVER_PAD = 0.01
+
+
+def outlasted(device: str, over: int, batches: int) -> str:
+    """In words, if over 1 % of the steps took longer than the device's would; else ''."""
+    if over <= MOST_OVER_PAD * batches:
+        return ""
+    return f"{over} of {batches} steps on {device} took longer than that: its speed was not emulated"
+
+
 @dataclass
 class Pad:
     """Makes steps last as long as the device's would. One per rank; it counts the steps that were too long already.

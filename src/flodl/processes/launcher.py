@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flodl.checkpoint.files import finite, write_json
+from flodl.checkpoint.folder import find_checkpoints
 from flodl.checkpoint.start import Start
 from flodl.errors import CheckpointError, NativeError, RunFailed
 from flodl.native import INSTALL_PAGE, Endpoint, build_info
@@ -97,7 +98,7 @@ def launch(request: LaunchRequest) -> dict[str, Any]:
         run.driver.end_ranks(0.0 if end.failed else LAST_GRACE_S)
         result = run.save(controller.summary())
         if run.driver.interruption:
-            raise _interruption(run.driver.interruption, _kept(result, directory))
+            raise _interruption(run.driver.interruption, _kept(result, directory) + _resumes(request.start))
         if end.failed and end.reason.startswith(MISFIT):
             raise _misfit(end.reason, request.start)
         if end.failed:
@@ -363,6 +364,14 @@ def _kept(result: dict[str, Any], directory: Path) -> str:
     if result["save_error"]:
         return f"round {round_} could not be saved ({result['save_error']})"
     return f"round {round_} is kept in {directory / CONSENSUS}"
+
+
+def _resumes(start: Start) -> str:
+    """Where the run goes on, if it saved anything."""
+    folder = start.folder
+    if folder is None or not find_checkpoints(folder.directory):
+        return ""
+    return f"; it goes on from {find_checkpoints(folder.directory)[0][1]} with resume=True"
 
 
 def _interruption(name: str, kept: str) -> BaseException:

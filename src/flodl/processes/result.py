@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flodl.devices.emulated import outlasted
 from flodl.plan import Plan
 from flodl.protocol.effects import Committed
 
@@ -29,12 +30,15 @@ def result_of(summary: dict[str, Any], facts: RunFacts) -> dict[str, Any]:
     E = S / Σ r_i (T − pause_i), E_wall = S / Σ r_i · wall_s; None where a rank's rate was never measured.
     """
     rate, capacity = _capacity(summary, facts.plan.data.batch_size)
+    devices = facts.plan.cluster.devices
+    slow = (outlasted(devices[r["rank"]], r["raw_over_pad"], r["batches"]) for r in summary["ranks"])
     committed = facts.committed
     return {
         **summary,
+        "degraded": [*summary["degraded"], *filter(None, slow)],
         "run": facts.run,
         "mode": facts.plan.mode,
-        "devices": list(facts.plan.cluster.devices),
+        "devices": list(devices),
         "world_size": facts.plan.cluster.world_size,
         "wall_s": facts.wall_s,
         "interrupted": facts.interrupted,

@@ -218,7 +218,8 @@ class Controller:
                 state.paused = kind
             case Resumed(kind, seconds):
                 state.paused = None
-                state.add_pause(kind, seconds)
+                if state.absent_since is None:  # its absence ends with its adoption, and holds all that it did before
+                    state.add_pause(kind, seconds)
             case Evaluated():
                 return self._evaluated(state, message)
             case Failed():
@@ -361,6 +362,7 @@ class Controller:
         self._last_commit_at = now
         if self._first_lease_at is None:
             self._first_lease_at = now
+            self._roster.begin_accounts(now)
         return effects + self._commits.open_window(finished, now)
 
     # ---- what can be done now

@@ -186,6 +186,12 @@ class Roster:
 
     # ---- absence
 
+    def begin_accounts(self, now: float) -> None:
+        """The training begins: pauses before it took nothing from it."""
+        for state in self._ranks:
+            state.pauses.clear()
+            state.absent_since = None if state.absent_since is None else now
+
     def account_absence(self, state: RankState, until: float) -> None:
         """From its death to `until` a rank could do nothing: a pause of the run's making."""
         if state.absent_since is not None and until > state.absent_since:

@@ -119,7 +119,7 @@ class Saves:
         # At the end nobody trains on after the seal, so that every optimizer stands as it did then.
         if self._is_async and self._announced != round_ and not self._ledger.is_complete:
             return {}
-        # One that has not adopted yet did not seal this round. At the end nobody trained on since, so that it counts too.
+        # One that has yet to adopt did not seal this round. At the end nobody trained on since, so that it counts.
         writers = [s for s in members if s.phase is Phase.ACTIVE and (s.told is None or self._ledger.is_complete)]
         number = settings.first_number + round_
         directory = f"{settings.directory}/.partial-{settings.run}-round-{number:06d}"

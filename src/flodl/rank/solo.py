@@ -16,6 +16,7 @@ from flodl.averaging.consensus import save_consensus
 from flodl.checkpoint.document import EpochRecord
 from flodl.checkpoint.files import write_json
 from flodl.checkpoint.start import Start
+from flodl.devices.emulated import outlasted
 from flodl.errors import CheckpointError, RunFailed
 from flodl.plan import Plan, plan_to_dict
 from flodl.protocol.messages import BatchRange
@@ -127,7 +128,10 @@ def run_solo(
         "raw_over_pad": trainee.raw_over_pad,
         "shares": [1.0],
         "rounds": 0,
-        "degraded": progress.degraded,
+        "degraded": [
+            *progress.degraded,
+            *filter(None, [outlasted(plan.cluster.devices[0], trainee.raw_over_pad, trainee.steps)]),
+        ],
         "resumed_from": start.resumed_from,
     }
     _save(result, trainee.model, Path(run_directory))
