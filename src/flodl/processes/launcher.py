@@ -368,10 +368,8 @@ def _kept(result: dict[str, Any], directory: Path) -> str:
 
 def _resumes(start: Start) -> str:
     """Where the run goes on, if it saved anything."""
-    folder = start.folder
-    if folder is None or not find_checkpoints(folder.directory):
-        return ""
-    return f"; it goes on from {find_checkpoints(folder.directory)[0][1]} with resume=True"
+    found = find_checkpoints(start.folder.directory) if start.folder is not None else []
+    return f"; it goes on from {found[0][1]} with resume=True" if found else ""
 
 
 def _interruption(name: str, kept: str) -> BaseException:

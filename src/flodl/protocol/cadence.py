@@ -157,10 +157,12 @@ class Cadence:
 
         Not over twice the anchor, or FINE_ANCHOR if that is more; where none is fine enough, the best of them.
         """
-        candidates = range(anchor, max(2 * anchor, FINE_ANCHOR) + 1)
-        losses = {candidate: _rounding_loss(_counts(candidate, ratios), speeds) for candidate in candidates}
-        fine = (candidate for candidate, loss in losses.items() if loss <= self._target)
-        return next(fine, min(losses, key=lambda candidate: (losses[candidate], candidate)))
+        losses: dict[int, float] = {}
+        for candidate in range(anchor, max(2 * anchor, FINE_ANCHOR) + 1):
+            losses[candidate] = _rounding_loss(_counts(candidate, ratios), speeds)
+            if losses[candidate] <= self._target:
+                return candidate
+        return min(losses, key=lambda candidate: (losses[candidate], candidate))
 
     def _slowest(self, ranks: Iterable[int]) -> tuple[int, float] | None:
         known = [(rank, ms) for rank in ranks if (ms := self.ms(rank)) is not None]

@@ -231,9 +231,6 @@ class Windows:
         if others_work:
             self._ends_at = max(ends, now)
             wanted = self._fit(wanted, ends - now)
-            if self._ends_first is not None:
-                # The others' open windows are being ended: one opened now would be ended before its first batch.
-                wanted = {rank: 1 if target is None else target for rank, target in wanted.items()}
         effects: list[Effect] = []
         for rank, share in self._announced(self._equip(idle, wanted), opens=False).items():
             state = self._roster[rank]
