@@ -14,23 +14,18 @@ from flodl.protocol.draining import Draining
 from flodl.protocol.effects import (
     CheckpointEnded,
     Committed,
-    DriverEvent,
     Effect,
-    Interrupted,
     RankExited,
-    RankHeard,
-    RankSilent,
-    RankStopped,
     Record,
     Reduced,
     ReleaseMemory,
-    StartFailed,
 )
 from flodl.protocol.ending import Ending
 from flodl.protocol.evaluations import Evaluations
 from flodl.protocol.forming import Forming
 from flodl.protocol.ledger import Ledger, epoch_sizes
 from flodl.protocol.liveness import Progress as ProgressLimits
+from flodl.protocol.machine import RunMachine
 from flodl.protocol.membership import Loss, Phase, RankState, Roster
 from flodl.protocol.messages import (
     Adopted,
@@ -53,7 +48,7 @@ from flodl.protocol.story import EpochStory, Story
 from flodl.protocol.windows import Duties, Share, Windows
 
 
-class Controller:
+class Controller(RunMachine):
     """Decides a whole run. What takes `now` (seconds, any origin, never backwards) returns effects, in order."""
 
     def __init__(self, settings: ControllerSettings) -> None:
@@ -105,10 +100,6 @@ class Controller:
     # ---- the machine's face
 
     @property
-    def is_over(self) -> bool:
-        return self._ending.end is not None
-
-    @property
     def phase(self) -> str:
         """waiting, forming, training, done or failed."""
         if self._ending.end is not None:
@@ -120,48 +111,6 @@ class Controller:
     def start(self, now: float) -> list[Effect]:
         """The first call."""
         return [Record("phase", {"phase": "waiting", "reason": "ranks are started"}), *self._roster.start_due(now)]
-
-    def receive(self, rank: int, generation: int, message: FromRank, now: float) -> list[Effect]:
-        """A rank's message. What a dead or ended generation says is not heard."""
-        state = self._roster.current(rank, generation)
-        if self.is_over or state is None:
-            return []
-        if state.phase is Phase.ENDING:
-            return []
-        state.heard_at, state.warned, state.is_silent = now, False, False
-        try:
-            effects = self._dispatch(state, message, now)
-        except ValueError as fault:
-            # A rank that contradicts the ledger or the round is not trusted with either.
-            effects = self._roster.kill(state, f"evicted: {fault}")
-        return effects + self._advance(now)
-
-    def tell(self, event: DriverEvent, now: float) -> list[Effect]:
-        """What the driver saw, or the end of something that it was asked to do."""
-        if self.is_over:
-            return []
-        match event:
-            case RankExited():
-                effects = self._exited(event, now)
-            case StartFailed(rank, generation, error):
-                effects = self._exited(RankExited(rank, generation, 127, words=error), now)
-            case RankSilent(rank, generation, seconds):
-                effects = self._silent(rank, generation, seconds)
-            case RankStopped(rank, generation, seconds):
-                effects = self._stopped(rank, generation, seconds)
-            case RankHeard(rank, generation):
-                if state := self._roster.current(rank, generation):
-                    state.is_silent = False
-                effects = []
-            case Reduced():
-                effects = self._reduced(event, now)
-            case Committed():
-                effects = self._stands(event, now)
-            case CheckpointEnded():
-                effects = self._saves.ended(event)
-            case Interrupted(reason):
-                effects = self._interrupted(f"interrupted: {reason}", now)
-        return effects + self._advance(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Whatever became due."""
@@ -314,26 +263,21 @@ class Controller:
             effects += self._ending.fail(f"{loss.ends_run}: {loss.reason}", loss.traceback)
         return effects
 
-    def _silent(self, rank: int, generation: int, seconds: float) -> list[Effect]:
-        state = self._roster.current(rank, generation)
-        if state is None or state.phase is Phase.ENDING:
-            return []
-        if state.phase is Phase.STARTING:
-            state.is_silent = True  # an interpreter that imports says nothing; the start limit watches it
-            return []
-        return self._evict(state, f"evicted: silent for {seconds:.1f} s")
+    def _contradicted(self, state: RankState, fault: ValueError) -> list[Effect]:
+        """A rank that contradicts the ledger or the round is not trusted with either."""
+        return self._roster.kill(state, f"evicted: {fault}")
 
-    def _stopped(self, rank: int, generation: int, seconds: float) -> list[Effect]:
-        state = self._roster.current(rank, generation)
-        if state is None or state.phase is Phase.ENDING:
-            return []
-        return self._evict(state, f"evicted: stopped by a signal for {seconds:.1f} s")
+    def _fell_silent(self, state: RankState, how: str) -> list[Effect]:
+        return self._evict(state, f"evicted: {how}")
 
     def _evict(self, state: RankState, why: str) -> list[Effect]:
         record = Record("evict", {"rank": state.rank, "generation": state.generation, "reason": why})
         return [record, *self._roster.kill(state, why)]
 
     # ---- an end before all is done
+
+    def _checkpoint_ended(self, event: CheckpointEnded) -> list[Effect]:
+        return self._saves.ended(event)
 
     def _interrupted(self, reason: str, now: float) -> list[Effect]:
         if self._draining.reason:

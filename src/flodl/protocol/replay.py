@@ -15,24 +15,19 @@ from flodl.protocol.effects import (
     CommitRound,
     Committed,
     Contribution,
-    DriverEvent,
     Effect,
-    Interrupted,
     RankExited,
-    RankHeard,
-    RankSilent,
-    RankStopped,
     Record,
     Reduce,
     Reduced,
     ReleaseMemory,
     Send,
-    StartFailed,
 )
 from flodl.protocol.ending import Ending
 from flodl.protocol.ledger import Contributed, Holder, Ledger, epoch_sizes
 from flodl.protocol.liveness import Progress as ProgressLimits
-from flodl.protocol.membership import PRESENT, Phase, Roster
+from flodl.protocol.machine import RunMachine
+from flodl.protocol.membership import PRESENT, Phase, RankState, Roster
 from flodl.protocol.messages import (
     Adopted,
     Commit,
@@ -55,7 +50,7 @@ from flodl.protocol.windows import lease_record
 KILLED = "ended where the recorded run lost it"
 
 
-class Replay:
+class Replay(RunMachine):
     """Plays a script. The face of Controller; `notes` are sentences for the result's reasons."""
 
     def __init__(self, settings: ControllerSettings, script: Script, notes: Sequence[str] = ()) -> None:
@@ -89,10 +84,6 @@ class Replay:
     # ---- the machine's face
 
     @property
-    def is_over(self) -> bool:
-        return self._ending.end is not None
-
-    @property
     def phase(self) -> str:
         """waiting, training, done or failed."""
         if self._ending.end is not None:
@@ -104,43 +95,6 @@ class Replay:
         reason = f"the {len(self._script.rounds)} rounds of run {self._script.head.run} are played again"
         effects: list[Effect] = [Record("phase", {"phase": "waiting", "reason": reason})]
         return effects + [part.begin(now) for part in self._parts if part.has_more_lives]
-
-    def receive(self, rank: int, generation: int, message: FromRank, now: float) -> list[Effect]:
-        """A rank's message. What an ended process says is not heard."""
-        state = self._roster.current(rank, generation)
-        if self.is_over or state is None or state.phase is Phase.ENDING:
-            return []
-        state.heard_at, state.warned, state.is_silent = now, False, False
-        try:
-            effects = self._dispatch(self._parts[rank], message, now)
-        except ValueError as fault:
-            effects = self._ending.fail(f"the replay differs from what was recorded: rank {rank} {fault}")
-        return effects + self._advance(now)
-
-    def tell(self, event: DriverEvent, now: float) -> list[Effect]:
-        """What the driver saw, or the end of something that it was asked to do."""
-        if self.is_over:
-            return []
-        effects: list[Effect] = []
-        match event:
-            case RankExited():
-                effects = self._exited(event, now)
-            case StartFailed(rank, generation, error):
-                effects = self._exited(RankExited(rank, generation, 127, words=error), now)
-            case RankSilent(rank, generation, seconds):
-                effects = self._silent(rank, generation, seconds)
-            case RankStopped(rank, generation, seconds):
-                effects = self._stopped(rank, generation, seconds)
-            case RankHeard(rank, generation):
-                if state := self._roster.current(rank, generation):
-                    state.is_silent = False
-            case Reduced():
-                effects = self._reduced(event)
-            case Committed():
-                effects = self._stands(event, now)
-            case Interrupted(reason):
-                effects = self._ending.begin(f"interrupted: {reason}", now)
-        return effects + self._advance(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Whatever became due."""
@@ -170,8 +124,8 @@ class Replay:
 
     # ---- messages
 
-    def _dispatch(self, part: Part, message: FromRank, now: float) -> list[Effect]:
-        state = part.state
+    def _dispatch(self, state: RankState, message: FromRank, now: float) -> list[Effect]:
+        part = self._parts[state.rank]
         match message:
             case Hello():
                 return self._hello(part, message)
@@ -263,22 +217,14 @@ class Replay:
         self._story.lost(max(0, event.steps_started - state.sealed_batches), reason)
         return [*effects, part.begin(now)] if part.has_more_lives else effects
 
-    def _silent(self, rank: int, generation: int, seconds: float) -> list[Effect]:
-        state = self._roster.current(rank, generation)
-        if state is None or state.phase is Phase.ENDING:
-            return []
-        if state.phase is Phase.STARTING:
-            state.is_silent = True  # an interpreter that imports says nothing; the start limit watches it
-            return []
-        return self._ending.fail(f"rank {rank} was silent for {seconds:.1f} s; a replay cannot go on without it")
+    def _contradicted(self, state: RankState, fault: ValueError) -> list[Effect]:
+        return self._ending.fail(f"the replay differs from what was recorded: rank {state.rank} {fault}")
 
-    def _stopped(self, rank: int, generation: int, seconds: float) -> list[Effect]:
-        state = self._roster.current(rank, generation)
-        if state is None or state.phase is Phase.ENDING:
-            return []
-        return self._ending.fail(
-            f"rank {rank} was stopped by a signal for {seconds:.1f} s; a replay cannot go on without it"
-        )
+    def _fell_silent(self, state: RankState, how: str) -> list[Effect]:
+        return self._ending.fail(f"rank {state.rank} was {how}; a replay cannot go on without it")
+
+    def _interrupted(self, reason: str, now: float) -> list[Effect]:
+        return self._ending.begin(reason, now)
 
     # ---- rounds
 
@@ -315,7 +261,7 @@ class Replay:
             "loss": sum(summed for _, summed, _ in losses) / samples if samples else None,
         }
 
-    def _reduced(self, event: Reduced) -> list[Effect]:
+    def _reduced(self, event: Reduced, now: float) -> list[Effect]:
         round_ = self._round
         assert round_ is not None
         if not all(event.is_finite):
