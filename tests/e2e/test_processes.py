@@ -365,6 +365,7 @@ def test_a_launcher_that_was_stopped_alone_goes_on(launched: Callable[..., Launc
     run = launched(epochs=3, detect_s=DETECT_S)
     run.process.send_signal(signal.SIGSTOP)
     until(lambda: state_of(run.process.pid) == "T", "the stop")
+    # As long as a rank may be silent, and more than a judge may oversleep: the time itself is what is tested.
     time.sleep(DETECT_S + 0.7)
     run.process.send_signal(signal.SIGCONT)
     ended, said = run.end()

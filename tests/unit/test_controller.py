@@ -295,6 +295,15 @@ def test_a_rank_that_is_stopped_while_it_starts_is_replaced() -> None:
     assert [(start.rank, start.generation) for start in of(hand.controller.tick(due), StartRank)] == [(1, 2)]
 
 
+def test_steps_that_a_blend_did_not_keep_are_reported() -> None:
+    hand = Hand().formed()
+    hand.seal(0, 1)
+    hand.commit(hand.reduce(hand.seal(1, 1)))
+    hand.say(0, Adopted(1, 4, 0, kept_steps=1))
+    hand.say(1, Adopted(1, 1, 0))
+    assert hand.controller.summary()["discarded_steps"] == 2
+
+
 def test_a_starting_rank_that_is_heard_again_is_not_watched() -> None:
     hand = Hand()
     hand.tell(RankSilent(1, 1, 5.0))

@@ -199,6 +199,7 @@ class Controller(RunMachine):
         effects: list[Effect] = [Record("adopt", fields)]
         state.adopted = message.round
         state.trained = message.step - state.sealed_step
+        self._story.discarded_steps += state.trained - message.kept_steps
         if state.phase is Phase.ADOPTING:
             state.phase = Phase.ACTIVE
             self._roster.account_absence(state, now)

@@ -170,6 +170,7 @@ class Replay(RunMachine):
         if message.hash not in (0, committed):
             raise ValueError(f"read θ of round {act.round} as {message.hash:016x}, committed as {committed:016x}")
         self._done[part.holder] = part.done
+        self._story.discarded_steps += message.step - part.state.sealed_step - message.kept_steps
         return [_record("adopt", part, {"round": message.round, "step": message.step})]
 
     def _seal(self, part: Part, message: Sealed) -> list[Effect]:

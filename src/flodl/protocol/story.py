@@ -50,6 +50,7 @@ class Story:
         self._samples = [0] * world_size
         self._raw_over_pad = [0] * world_size
         self._recomputed = 0
+        self.discarded_steps = 0  # made since a snapshot, and overwritten by what a blend other than delta takes
         self._exclusions = 0
         self._quarantined: list[tuple[int, int]] = []
 
@@ -113,6 +114,7 @@ class Story:
             "samples": sum(self._samples),
             "batches": total,
             "recomputed": self._recomputed,
+            "discarded_steps": self.discarded_steps,
             "deaths": roster.deaths,
             "exclusions": self._exclusions,
             "quarantined": self._quarantined,

@@ -81,32 +81,14 @@ def run_solo(
     began = time.perf_counter()
     trainee = Trainee(plan, parts, rank=0)
     account = _Account()
-    trained_from = time.perf_counter()
     try:
         progress = SoloProgress(plan, parts, trainee, start)
         account.epochs = [_told(record) for record in progress.epochs[: progress.epoch]]
         trained_from = time.perf_counter()
         if tell is not None:
-            epochs = len(progress.epochs)
-            size = {
-                "batches_per_epoch": trainee.order.batches_per_epoch,
-                "batches": progress.size,
-                "epochs": epochs,
-            }
-            tell("head", {"plan": plan_to_dict(plan), "dataset_length": len(parts.data), **size})
-            tell("phase", {"phase": "training", "reason": "one device needs no rounds"})
+            _tell_head(tell, plan, parts, progress)
         with Interruption(is_deferred=start.folder is not None) as interruption:
-            while not progress.is_over:
-                epoch = _Epoch(progress.lease(), progress.epochs[progress.epoch])
-                record = _train_epoch(trainee, account, epoch, interruption)
-                for words in account.news():
-                    progress.degrade(words)
-                if not epoch.is_whole:
-                    interruption.raise_it(progress.stop(record, epoch.trained))
-                account.epochs.append(_told(record))
-                account.paused_s += progress.close(record)
-                if tell is not None:
-                    _tell_epoch(tell, account.epochs[-1])
+            _train(trainee, account, progress, interruption, tell)
         training_s = time.perf_counter() - trained_from - account.paused_s
     except BaseException as error:
         _save_after(error, trainee.model, run_directory)
@@ -119,6 +101,35 @@ def run_solo(
         "devices": list(plan.cluster.devices),
         "wall_s": time.perf_counter() - began,
         "training_s": training_s,
+        **_figures(account, trainee, training_s),
+        "degraded": progress.degraded + _too_slow(plan.cluster.devices[0], trainee),
+        "resumed_from": start.resumed_from,
+    }
+    _save(result, trainee.model, Path(run_directory))
+    if interruption.is_asked:
+        interruption.raise_it("the run had come to its end")
+    return result
+
+
+def _train(
+    trainee: Trainee, account: _Account, progress: SoloProgress, interruption: Interruption, tell: Tell | None
+) -> None:
+    """Every epoch that is left. Where the user interrupts, what the signal would have raised, once all is saved."""
+    while not progress.is_over:
+        epoch = _Epoch(progress.lease(), progress.epochs[progress.epoch])
+        record = _train_epoch(trainee, account, epoch, interruption)
+        for words in account.news():
+            progress.degrade(words)
+        if not epoch.is_whole:
+            interruption.raise_it(progress.stop(record, epoch.trained))
+        account.epochs.append(_told(record))
+        account.paused_s += progress.close(record)
+        if tell is not None:
+            _tell_epoch(tell, account.epochs[-1])
+
+
+def _figures(account: _Account, trainee: Trainee, training_s: float) -> dict[str, Any]:
+    return {
         "epochs": account.epochs,
         "step_ms": statistics.median(account.step_ms) if account.step_ms else account.first_step_ms,
         "first_step_ms": account.first_step_ms,
@@ -128,16 +139,18 @@ def run_solo(
         "raw_over_pad": trainee.raw_over_pad,
         "shares": [1.0],
         "rounds": 0,
-        "degraded": [
-            *progress.degraded,
-            *filter(None, [outlasted(plan.cluster.devices[0], trainee.raw_over_pad, trainee.steps)]),
-        ],
-        "resumed_from": start.resumed_from,
     }
-    _save(result, trainee.model, Path(run_directory))
-    if interruption.is_asked:
-        interruption.raise_it("the run had come to its end")
-    return result
+
+
+def _too_slow(device: str, trainee: Trainee) -> list[str]:
+    words = outlasted(device, trainee.raw_over_pad, trainee.steps)
+    return [words] if words else []
+
+
+def _tell_head(tell: Tell, plan: Plan, parts: Parts, progress: SoloProgress) -> None:
+    size = {"batches_per_epoch": progress.batches_per_epoch, "batches": progress.size, "epochs": len(progress.epochs)}
+    tell("head", {"plan": plan_to_dict(plan), "dataset_length": len(parts.data), **size})
+    tell("phase", {"phase": "training", "reason": "one device needs no rounds"})
 
 
 def _save(result: dict[str, Any], model: nn.Module, directory: Path) -> None:

@@ -45,6 +45,7 @@ class SoloProgress:
         self._closed_here = 0
         self._ledger = Ledger(sizes)
         self.size = sum(sizes)
+        self.batches_per_epoch = order.batches_per_epoch
         self.epochs = [EpochRecord(number, 0.0, 0) for number in range(len(sizes))]
         self.degraded = list(start.warnings)
         self._first = 0

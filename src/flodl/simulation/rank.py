@@ -341,7 +341,7 @@ class SimRank:
             self.memory.version += 1
         self._window, self._ahead = commit.window, 0
         misread, self.misreads_next = self.misreads_next, False
-        self._say(Adopted(commit.round, self._step, commit.hash + misread))
+        self._say(Adopted(commit.round, self._step, commit.hash + misread, len(self._trained)))
         self._evaluate(list(commit.evaluate), commit.round)
 
     def _evaluate(self, epochs: list[int], round_: int) -> None:
