@@ -25,7 +25,7 @@ Status check(const Move& job, std::size_t threads) {
   if (job.dst == nullptr || job.bytes == 0) return refuse("dst: no memory");
   const auto dst = reinterpret_cast<std::uintptr_t>(job.dst);
   if (dst % kLineBytes != 0) return refuse("dst: the address is not a multiple of 64");
-  if (job.kind == MoveKind::update) return {};
+  if (job.kind != MoveKind::copy) return {};
   if (job.src == nullptr) return refuse("src: a copy needs it");
   const auto src = reinterpret_cast<std::uintptr_t>(job.src);
   if (dst < src + job.bytes && src < dst + job.bytes) return refuse("dst overlaps src");

@@ -31,7 +31,8 @@ constexpr std::array<Entry<Rule>, 4> kRules = {{{"parameter", Rule::parameter},
                                                 {"largest", Rule::largest}}};
 constexpr std::array<Entry<OuterRule>, 3> kOuterRules = {
     {{"none", OuterRule::none}, {"nesterov", OuterRule::nesterov}, {"heavy_ball", OuterRule::heavy_ball}}};
-constexpr std::array<Entry<MoveKind>, 2> kMoveKinds = {{{"copy", MoveKind::copy}, {"update", MoveKind::update}}};
+constexpr std::array<Entry<MoveKind>, 3> kMoveKinds = {
+    {{"copy", MoveKind::copy}, {"update", MoveKind::update}, {"read", MoveKind::read}}};
 
 template <typename Value>
 Value look_up(const char* what, std::span<const Entry<Value>> table, const std::string& name) {

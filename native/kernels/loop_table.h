@@ -48,8 +48,10 @@ struct OuterArguments {
   bool streams;
 };
 
+enum class MovePass : uint8_t { copy, update, read };
+
 struct MoveArguments {
-  bool is_copy;  // else an update in place
+  MovePass pass;
   void* dst;
   const void* src;  // copy only
   size_t bytes;
@@ -71,7 +73,7 @@ struct LoopTable {
   void (*blend_delta)(void* w, const void* theta, const void* snapshot, DType dtype, size_t count);
   void (*blend_elastic)(void* w, const void* theta, float alpha, DType dtype, size_t count);
   double (*distance_sq)(const void* a, const void* b, DType dtype, size_t count);
-  void (*move)(const MoveArguments&);
+  uint64_t (*move)(const MoveArguments&);
 };
 
 extern const LoopTable baseline_loops;

@@ -212,31 +212,52 @@ double distance_sq_of(const void* a, const void* b, DType dtype, size_t count) {
 
 constexpr size_t kLine = 64;
 
-template <size_t kStreams>
-void move_streams(const MoveArguments& given) {
+template <size_t kStreams, MovePass kPass>
+uint64_t move_streams(const MoveArguments& given) {
   const size_t part = given.bytes / kStreams / kLine * kLine;
   auto* dst = static_cast<unsigned char*>(given.dst);
   const auto* src = static_cast<const unsigned char*>(given.src);
   const auto* mask = static_cast<const unsigned char*>(given.mask);
+  Register read[kStreams];
+  for (Register& words : read) words = zero();
   for (size_t at = 0; at < part; at += kLine) {
     for (size_t s = 0; s < kStreams; ++s) {
       for (size_t i = s * part + at; i < s * part + at + kLine; i += sizeof(Register)) {
-        if (given.is_copy) {
-          stream(dst + i, load(src + i));
-        } else {
-          store(dst + i, bit_xor(load(dst + i), load(mask + i % kLine)));
-        }
+        if constexpr (kPass == MovePass::copy) stream(dst + i, load(src + i));
+        if constexpr (kPass == MovePass::update) store(dst + i, bit_xor(load(dst + i), load(mask + i % kLine)));
+        if constexpr (kPass == MovePass::read) read[s] = bit_xor(read[s], load(dst + i));
       }
     }
   }
   const size_t done = kStreams * part;
-  if (given.is_copy && done < given.bytes) memcpy(dst + done, src + done, given.bytes - done);
-  if (given.is_copy) fence_streams();
+  if constexpr (kPass == MovePass::copy) {
+    if (done < given.bytes) memcpy(dst + done, src + done, given.bytes - done);
+    fence_streams();
+  }
+  uint64_t folded = 0;
+  for (const Register& words : read) {
+    alignas(64) uint64_t each[kRegisterWords];
+    store(each, words);
+    for (const uint64_t word : each) folded ^= word;
+  }
+  return folded;
 }
 
-void move(const MoveArguments& given) {
-  if (given.streams == 1) return move_streams<1>(given);
-  move_streams<4>(given);
+template <MovePass kPass>
+uint64_t move_pass(const MoveArguments& given) {
+  return given.streams == 1 ? move_streams<1, kPass>(given) : move_streams<4, kPass>(given);
+}
+
+uint64_t move(const MoveArguments& given) {
+  switch (given.pass) {
+    case MovePass::copy:
+      return move_pass<MovePass::copy>(given);
+    case MovePass::update:
+      return move_pass<MovePass::update>(given);
+    case MovePass::read:
+      return move_pass<MovePass::read>(given);
+  }
+  return 0;
 }
 
 constexpr LoopTable kLoops = {weighted_sum_of, weighted_sum_pair_of, gather_of,      outer_step_of,

@@ -110,9 +110,12 @@ struct Adapter {
     return kLoops.distance_sq(a, b, dtype, count);
   }
 
-  static void move(const Move& given) {
+  static std::uint64_t move(const Move& given) {
     assert(given.streams == 1 || given.streams == 4);
-    kLoops.move({given.kind == MoveKind::copy, given.dst, given.src, given.bytes, given.streams, kNothing});
+    MovePass pass = MovePass::copy;
+    if (given.kind == MoveKind::update) pass = MovePass::update;
+    if (given.kind == MoveKind::read) pass = MovePass::read;
+    return kLoops.move({pass, given.dst, given.src, given.bytes, given.streams, kNothing});
   }
 };
 

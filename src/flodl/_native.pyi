@@ -181,5 +181,6 @@ def build_info() -> dict[str, str]:
     """compiler, build type, sanitizer, platform."""
 
 def stream_probe(kind: str, dst: int, src: int, size: int, threads: int, streams: int) -> float:
-    """Seconds of a bare pass on so many threads: what memory gives. kind: copy (past the cache) or update (in place,
-    values kept; src is 0). streams: 1 or 4 places at a time per chunk. dst at a multiple of 64 bytes."""
+    """Seconds of a bare pass on so many threads: what memory gives. kind: copy (past the cache), update (in place,
+    values kept; src is 0) or read (dst is only read; src is 0). streams: 1 or 4 places at a time per chunk. dst at a
+    multiple of 64 bytes."""

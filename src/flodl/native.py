@@ -264,7 +264,8 @@ def distance_sq(a: TensorLike, b: TensorLike) -> float:
 def stream_probe(kind: str, dst: TensorLike, src: TensorLike | None = None, *, threads: int, streams: int) -> float:
     """Seconds that a bare pass over memory takes: the bound of whatever reads and writes as much.
 
-    kind: copy (dst = src, past the cache) or update (dst read and written back in place, values kept).
+    kind: copy (dst = src, past the cache), update (dst read and written back in place, values kept) or read (dst is
+    only read).
     threads: 1 to 256, in chunks of 1 MiB; streams: 1, or 4 places at a time in each chunk.
     """
     address, dtype, count = pointer(dst, writable=True)

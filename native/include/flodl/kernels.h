@@ -83,6 +83,7 @@ struct OuterStep {
 enum class MoveKind : std::uint8_t {
   copy,    // dst = src, past the cache
   update,  // dst = dst, read and written back with ordinary stores; the values stay what they were
+  read,    // dst is read
 };
 struct Move {
   MoveKind kind;
@@ -110,7 +111,9 @@ struct Kernels {
   void (*blend_elastic)(std::byte* w, const std::byte* theta, float alpha, DType dtype, std::size_t count);
   // sum (a - b)^2.
   double (*distance_sq)(const std::byte* a, const std::byte* b, DType dtype, std::size_t count);
-  void (*move)(const Move&);
+  // read: the exclusive or of the 64-bit words of dst, so that no compiler drops the reading; bytes beyond the last
+  // whole `streams` lines are left out. Else 0.
+  std::uint64_t (*move)(const Move&);
 };
 
 // The table in use: the best that this CPU and build have, or the one that FLODL_ISA names.

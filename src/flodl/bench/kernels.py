@@ -1,13 +1,15 @@
 """The averaging kernels against the machine's own streaming speed, and against what torch offers for the same work.
 
-Every repeat measures the bound, flodl and torch one after the other on the same memory, each as the best of the same
-number of passes, so that a change of the machine's speed or a busy neighbour meets all three. Traffic is what the work
-needs at least: reading each input once, writing each output.
+Every repeat measures the bound, flodl and torch in turn on the same memory, each as the best of the same number of
+passes, so that a change of the machine's speed or a busy neighbour meets all three. Traffic is what the work needs at
+least: reading each input once, writing each output.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import statistics
 import threading
 import time
@@ -18,13 +20,15 @@ from pathlib import Path
 import torch
 
 from flodl import native
-from flodl.bench.bandwidth import PASSES, STREAMS, THREADS, Bandwidth, measure_bandwidth
+from flodl.bench.bandwidth import STREAMS, THREADS, Bandwidth, measure_bandwidth, median_of
 from flodl.bench.load import LoadMeter
 from flodl.bench.rows import Row
 from flodl.bench.sizes import format_size
 
 PIECE_ELEMENTS = 4 << 20
 """What a thread takes at a time: 16 MiB of fp32."""
+TURNS = 2
+"""In a repeat; in each of them two passes of the bound (one per number of streams), of flodl and of torch."""
 TENSORS = 50
 LR, MOMENTUM = 0.7, 0.9
 MOST_TRANSIENT_MIB = 64.0
@@ -32,7 +36,8 @@ MOST_TRANSIENT_MIB = 64.0
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to time. copied, updated: bytes of its least traffic past the cache and in place."""
+    """One thing to time. copied, updated: bytes of its least traffic past the cache and in place; read: those of both
+    that are read."""
 
     name: str
     flodl: Callable[[], object]
@@ -40,6 +45,7 @@ class Work:
     peer: str
     copied: float
     updated: float
+    read: float
     least_share: float | None
 
     @property
@@ -96,9 +102,19 @@ def _works(arrays: Arrays, threads: int) -> list[Work]:
             "torch mul(out=) + add_(alpha)",
             (width + 1) * n,
             0.0,
+            width * n,
             0.9,
         ),
-        Work("outer step", lambda: run(outer([])), step, "torch fused SGD nesterov + difference", n, 4 * n, 0.85),
+        Work(
+            "outer step",
+            lambda: run(outer([])),
+            step,
+            "torch fused SGD nesterov + difference",
+            n,
+            4 * n,
+            3 * n,
+            0.85,
+        ),
         Work(
             "outer step into arenas",
             lambda: run(outer(arrays.inputs)),
@@ -106,6 +122,7 @@ def _works(arrays: Arrays, threads: int) -> list[Work]:
             "torch fused SGD nesterov + difference + copy_",
             (1 + width) * n,
             4 * n,
+            3 * n,
             0.85,
         ),
         Work(
@@ -115,6 +132,7 @@ def _works(arrays: Arrays, threads: int) -> list[Work]:
             "torch copy_, no norm, no hash",
             2 * n,
             0.0,
+            n,
             None,
         ),
         Work(
@@ -124,6 +142,7 @@ def _works(arrays: Arrays, threads: int) -> list[Work]:
             "torch copy_, no hash",
             2 * n,
             0.0,
+            n,
             None,
         ),
     ]
@@ -192,10 +211,11 @@ def _rows(work: Work, arrays: Arrays, settings: tuple[int, int], case: str) -> I
         work.torch()
     meter = LoadMeter()
     for _ in range(repeats):
-        around = measure_bandwidth(arrays.gradient, arrays.theta_prev, threads)
-        own.append((_best_of(work.flodl), around))
+        turns = [_turn(work, arrays, threads) for _ in range(TURNS)]
+        around = functools.reduce(Bandwidth.best, (turn.around for turn in turns))
+        own.append((min(turn.own_s for turn in turns), around))
         if work.torch is not None:
-            peer.append((_best_of(work.torch), around))
+            peer.append((min(turn.peer_s for turn in turns), around))
     load = meter.usage().words
     yield _row(work, own, (case, "flodl", work.least_share), load)
     if work.torch is not None:
@@ -211,11 +231,12 @@ def _row(work: Work, timed: list[tuple[float, Bandwidth]], names: tuple[str, str
     """Throughput over the least traffic. The ratio is the median of each repeat's own."""
     case, subject, least = names
     seconds = [s for s, _ in timed]
-    bounds = [around.seconds(work.copied, work.updated) for _, around in timed]
+    bounds = [around.seconds(work.copied, work.updated, work.read) for _, around in timed]
     ratio = statistics.median(bound / s for s, bound in zip(seconds, bounds, strict=True))
     middle = statistics.median(seconds)
     note = (
-        f"{middle:.4f} s ({min(seconds):.4f} to {max(seconds):.4f}), bound {statistics.median(bounds):.4f} s; {remark}"
+        f"{middle:.4f} s ({min(seconds):.4f} to {max(seconds):.4f}), bound {statistics.median(bounds):.4f} s, "
+        f"{median_of([around for _, around in timed]).words}; {remark}"
     )
     return Row(
         case,
@@ -231,10 +252,23 @@ def _row(work: Work, timed: list[tuple[float, Bandwidth]], names: tuple[str, str
     )
 
 
+@dataclass(frozen=True)
+class _Turn:
+    around: Bandwidth
+    own_s: float
+    peer_s: float
+
+
+def _turn(work: Work, arrays: Arrays, threads: int) -> _Turn:
+    around = measure_bandwidth(arrays.gradient, arrays.theta_prev, threads)
+    own = _best_of(work.flodl)
+    return _Turn(around, own, math.inf if work.torch is None else _best_of(work.torch))
+
+
 def _best_of(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of as many passes as the bound has."""
+    """Seconds of the faster of as many passes as the bound has."""
     times = []
-    for _ in range(PASSES * len(STREAMS)):
+    for _ in STREAMS:
         started = time.perf_counter()
         call()
         times.append(time.perf_counter() - started)

@@ -1,17 +1,18 @@
 """One round of the cpu plane on one host: from the last seal to the last adoption, in real processes.
 
-The bound is the traffic of a two-phase round over the bandwidth measured on the same kind of memory in the same run:
-W reads and one write to average, W reads and W writes to adopt; an outer step reads θ_prev and reads and writes v.
+The bound is the traffic of a two-phase round over the bandwidth measured on the same kind of memory just after that
+round, while the ranks pause: W reads and one write to average, W reads and W writes to adopt; an outer step reads
+θ_prev and reads and writes v.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flodl.bench.bandwidth import Bandwidth, measure_bandwidth
+from flodl.bench.bandwidth import Bandwidth, measure_bandwidth, median_of
 from flodl.bench.bulk import entry_of
 from flodl.bench.load import LoadMeter
 from flodl.bench.memory import Sample, held_by
@@ -26,6 +27,8 @@ from flodl.trainer import Trainer
 WARM_UP = 2
 STEP = "emulated:100ms"
 """The real step is far shorter: padded, so that every window but the first is one batch and all seal together."""
+TIMED_STEP = "emulated:500ms"
+"""Long enough to measure the memory between two rounds."""
 MOST_OF_BOUND = 1.4
 SLACK_BYTES = 64 << 20
 MIB = float(1 << 20)
@@ -55,13 +58,17 @@ CASES = {
 
 @dataclass
 class Schedule:
-    """The view of a run that keeps its records. samples_memory: looks at the processes when all have sealed."""
+    """The view of a run that keeps its records. samples_memory: looks at the processes when all have sealed. measure:
+    called when all have adopted, while the ranks are in their padded step; what it returns is kept by round."""
 
     samples_memory: bool = False
+    measure: Callable[[], Bandwidth] | None = None
+    around: dict[int, Bandwidth] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     _pids: dict[int, int] = field(default_factory=dict)
     _sealed: set[int] = field(default_factory=set)
+    _adopted: set[int] = field(default_factory=set)
 
     def record(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
@@ -74,6 +81,11 @@ class Schedule:
                 self.samples.append(Sample.take(self._pids.values()))
         elif kind == "commit":
             self._sealed.clear()
+            self._adopted.clear()
+        elif kind == "adopt" and self.measure is not None:
+            self._adopted.add(record["rank"])
+            if len(self._adopted) == len(self._pids):
+                self.around[record["round"]] = self.measure()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -82,12 +94,12 @@ class Schedule:
         """By round, the time of the last record of this kind."""
         return {record["round"]: record["time_s"] for record in self.records if record["kind"] == kind}
 
-    def rounds(self) -> list[dict[str, float]]:
+    def rounds(self) -> dict[int, dict[str, float]]:
         """Of each round but the first: total, reduce (seal to commit, with what is between), commit, adopt; seconds."""
         seals, commits, adopts = self.times("seal"), self.times("commit"), self.times("adopt")
         alone = {record["round"]: record["seconds"] for record in self.records if record["kind"] == "commit"}
-        return [
-            {
+        return {
+            number: {
                 "total": adopts[number] - seals[number],
                 "reduce": commits[number] - seals[number] - alone[number],
                 "commit": alone[number],
@@ -95,7 +107,7 @@ class Schedule:
             }
             for number in sorted(commits)
             if number > 0 and number in seals and number in adopts
-        ]
+        }
 
 
 def bench_round(case: RoundCase, rounds: int, has_peer: bool = True, has_memory: bool = True) -> Iterator[Row]:
@@ -103,16 +115,16 @@ def bench_round(case: RoundCase, rounds: int, has_peer: bool = True, has_memory:
 
     Raises FlodlError where the run had too few rounds to tell.
     """
-    before = shared_bandwidth(case.count)
+    measure = shared_memory_meter(case.count)
     meter = LoadMeter()
-    schedule = Schedule()
-    _train(case, WARM_UP + rounds, entry_of(case.count), schedule)
+    schedule = Schedule(measure=measure)
+    _train(case, WARM_UP + rounds, entry_of(case.count), schedule, TIMED_STEP)
     load = meter.usage().words
-    around = before.best(shared_bandwidth(case.count))
-    timed = schedule.rounds()[WARM_UP:]
+    del measure, schedule.measure
+    timed = [(parts, schedule.around[number]) for number, parts in schedule.rounds().items()][WARM_UP:]
     if len(timed) < 2:
         raise FlodlError(f"{case.name}: the run had {len(timed)} rounds after the warm-up\nAsk for more with --rounds.")
-    row = _round_row(case, timed, around, load)
+    row = _round_row(case, timed, load)
     yield row
     if has_peer:
         yield from _gloo_rows(case, rounds, row.value)
@@ -120,8 +132,8 @@ def bench_round(case: RoundCase, rounds: int, has_peer: bool = True, has_memory:
         yield from _memory_rows(case)
 
 
-def shared_bandwidth(count: int) -> Bandwidth:
-    """Of two segments of shared memory of this many fp32 values, touched before."""
+def shared_memory_meter(count: int) -> Callable[[], Bandwidth]:
+    """Measures the bandwidth of two segments of shared memory of this many fp32 values, touched here; keeps them."""
     from flodl import native
     from flodl.averaging.arena import tensor_over
 
@@ -130,14 +142,14 @@ def shared_bandwidth(count: int) -> Bandwidth:
     for segment in segments:
         segment.prefault()
     first, second = (tensor_over(segment, 0, size) for segment in segments)
-    return measure_bandwidth(first, second)
+    return lambda: measure_bandwidth(first, second)
 
 
-def _train(case: RoundCase, rounds: int, entry: str, schedule: Schedule) -> RunResult:
+def _train(case: RoundCase, rounds: int, entry: str, schedule: Schedule, step: str = STEP) -> RunResult:
     trainer = Trainer(
         entry=entry,
         mode="cpu-cadence",
-        devices=[STEP] * case.ranks,
+        devices=[step] * case.ranks,
         batch_size=1,
         samples=3 * case.ranks * rounds,  # the first window is open: others train on until the slowest has begun
         anchor=1,
@@ -148,19 +160,20 @@ def _train(case: RoundCase, rounds: int, entry: str, schedule: Schedule) -> RunR
     return trainer.run(view=schedule, quiet=True)
 
 
-def _round_row(case: RoundCase, timed: list[dict[str, float]], around: Bandwidth, load: str) -> Row:
-    totals = [part["total"] for part in timed]
-    seconds = statistics.median(totals)
+def _round_row(case: RoundCase, timed: list[tuple[dict[str, float], Bandwidth]], load: str) -> Row:
+    """timed: the parts of each round, and the memory just after it. The ratio is the median of each round's own."""
+    totals = [parts["total"] for parts, _ in timed]
     copied, updated = (4.0 * case.count * streams for streams in case.streams)
-    bound = around.seconds(copied, updated)
-    parts = ", ".join(
-        f"{name} {statistics.median(p[name] for p in timed):.3f}" for name in ("reduce", "commit", "adopt")
+    bounds = [around.seconds(copied, updated) for _, around in timed]
+    ratio = statistics.median(total / bound for total, bound in zip(totals, bounds, strict=True))
+    medians = ", ".join(
+        f"{name} {statistics.median(parts[name] for parts, _ in timed):.3f}" for name in ("reduce", "commit", "adopt")
     )
     note = (
-        f"{parts} s; {len(totals)} rounds, {min(totals):.3f} to {max(totals):.3f} s; "
-        f"copy {around.copy / 1e9:.1f}, in place {around.update / 1e9:.1f} GB/s; {load}"
+        f"{medians} s; {len(totals)} rounds, {min(totals):.3f} to {max(totals):.3f} s; "
+        f"{median_of([around for _, around in timed]).words}; {load}"
     )
-    ratio = seconds / bound
+    seconds, bound = statistics.median(totals), statistics.median(bounds)
     return Row(
         case.name, "flodl", "round", seconds, "s", bound, ratio, f"<= {MOST_OF_BOUND}", ratio <= MOST_OF_BOUND, note
     )

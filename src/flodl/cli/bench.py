@@ -48,7 +48,7 @@ def efficiency(step_ms: str, modes: tuple[str, ...], seconds: float, lenet: bool
 @bench.command()
 @click.option("--params", default="190M", show_default=True, help="Parameters of the model, fp32.")
 @click.option("--ranks", default=3, show_default=True, type=click.IntRange(2, 64))
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--repeats", default=11, show_default=True, type=click.IntRange(1, 1000))
 @_json_option
 def kernels(params: str, ranks: int, repeats: int, json_path: str | None) -> None:
     """The averaging kernels against the memory's own speed and against torch's best way to do the same."""
@@ -63,7 +63,9 @@ def kernels(params: str, ranks: int, repeats: int, json_path: str | None) -> Non
 @click.option("--params", help="A size of your own instead, such as 2M.")
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(2, 64), help="With --params.")
 @click.option("--outer", is_flag=True, help="With --params: with a DiLoCo step.")
-@click.option("--rounds", default=8, show_default=True, type=click.IntRange(2, 1000), help="Counted, after two more.")
+@click.option(
+    "--rounds", default=8, show_default=True, type=click.IntRange(2, 1000), help="At least so many, after two more."
+)
 @click.option("--peer/--no-peer", default=True, show_default=True, help="gloo's all_reduce of the same size.")
 @click.option("--memory/--no-memory", default=True, show_default=True, help="What ranks and host hold.")
 @_json_option
