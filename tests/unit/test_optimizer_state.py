@@ -9,16 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from flodl.errors import CheckpointError
-from flodl.rank.optimizer_state import (
-    OptimizerState,
-    mean_state,
-    names_of,
-    put_state,
-    read_state,
-    take_state,
-    write_state,
-)
+from flodl.errors import CheckpointError, PlanError
+from flodl.rank.inner_optimizer import InnerOptimizer
+from flodl.rank.optimizer_state import OptimizerState, mean_state, read_state, write_state
+from flodl.rank.parts import Parts
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -48,60 +42,149 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed
         optimizer.step()
 
 
+class Counting(torch.optim.Optimizer):
+    """Plain descent that remembers as the schedule-free and parameter-free kinds do: a counter and an estimate in its
+    groups, a sum of its own under a name, and all of them change its steps."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "d": 1.0, "betas": (0.9, 0.999), "hook": object()})
+        self.state["history"] = {"sum": torch.zeros(2), "steps": 0}
+        self.state["bias"] = torch.zeros(3)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        history = self.state["history"]
+        for group in self.param_groups:
+            group["k"] += 1
+            group["d"] *= 1.5
+            group["betas"] = (group["betas"][0] ** 2, 0.5)
+            for parameter in group["params"]:
+                pull = history["sum"].sum() + self.state["bias"].sum()
+                parameter.sub_(group["lr"] / group["k"] * group["d"] * group["betas"][0] * (parameter.grad + pull))
+        history["sum"] += 0.01
+        history["steps"] += 1
+        self.state["bias"] += 0.001 * history["steps"]
+
+
+OPTIMIZERS["counting"] = Counting
+
+
+def inner(network: nn.Module, make: Any) -> InnerOptimizer:
+    return InnerOptimizer(Parts(model=nn.Module, optimizer=make, loss=nn.Module, data=[0]), network)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     whole, first = model(), model()
-    optimizers = [OPTIMIZERS[kind](network.parameters()) for network in (whole, first)]
-    train(whole, optimizers[0], 5)
-    train(first, optimizers[1], 5)
-    write_state(tmp_path / "state", take_state(optimizers[1], names_of(first), is_copy=False))
+    optimizers = [inner(network, OPTIMIZERS[kind]) for network in (whole, first)]
+    train(whole, optimizers[0].torch, 5)
+    train(first, optimizers[1].torch, 5)
+    write_state(tmp_path / "state", optimizers[1].take(is_copy=False))
     second = model()
     second.load_state_dict(first.state_dict())
-    resumed = OPTIMIZERS[kind](second.parameters())
-    put_state(resumed, names_of(second), read_state(tmp_path / "state"))
-    train(whole, optimizers[0], 3, seed=2)
-    train(second, resumed, 3, seed=2)
+    resumed = inner(second, OPTIMIZERS[kind])
+    resumed.put(read_state(tmp_path / "state"))
+    train(whole, optimizers[0].torch, 3, seed=2)
+    train(second, resumed.torch, 3, seed=2)
     for (name, a), b in zip(whole.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_that_forgot_steps_as_a_new_one(kind: str) -> None:
+    network, other = model(), model()
+    optimizer, fresh = inner(network, OPTIMIZERS[kind]), inner(other, OPTIMIZERS[kind])
+    train(network, optimizer.torch, 3)
+    optimizer.torch.param_groups[0]["lr"] = 0.025
+    optimizer.forget()
+    assert all(p.grad is None for p in network.parameters())
+    assert optimizer.torch.param_groups[0]["lr"] == 0.025
+    network.load_state_dict(other.state_dict())
+    fresh.torch.param_groups[0]["lr"] = 0.025
+    train(network, optimizer.torch, 3, seed=2)
+    train(other, fresh.torch, 3, seed=2)
+    for (name, a), b in zip(network.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
 
 
 def test_a_copy_stands_and_what_is_no_copy_does_not() -> None:
     network = model()
-    optimizer = OPTIMIZERS["sgd"](network.parameters())
-    train(network, optimizer, 1)
-    copy, view = (take_state(optimizer, names_of(network), is_copy=is_copy) for is_copy in (True, False))
+    optimizer = inner(network, OPTIMIZERS["sgd"])
+    train(network, optimizer.torch, 1)
+    copy, view = (optimizer.take(is_copy=is_copy) for is_copy in (True, False))
     before = copy.tensors["2.weight/momentum_buffer"].clone()
-    train(network, optimizer, 1)
+    train(network, optimizer.torch, 1)
     assert torch.equal(copy.tensors["2.weight/momentum_buffer"], before)
     assert not torch.equal(view.tensors["2.weight/momentum_buffer"], before)
 
 
-def test_groups_keep_what_they_were_made_with(tmp_path: Path) -> None:
+def test_groups_keep_what_they_were_made_with_and_take_what_steps_changed(tmp_path: Path) -> None:
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    train(network, optimizer, 1)
-    write_state(tmp_path / "state", take_state(optimizer, names_of(network), is_copy=False))
+    optimizer = inner(network, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    train(network, optimizer.torch, 1)
+    optimizer.torch.param_groups[0]["lr"] = 0.07
+    optimizer.torch.param_groups[0]["dampening"] = 0.25
+    write_state(tmp_path / "state", optimizer.take(is_copy=False))
     state = read_state(tmp_path / "state")
     assert state.kind == "SGD"
-    assert state.groups[0]["lr"] == 0.1
+    assert (state.groups[0]["lr"], state.made[0]["lr"]) == (0.07, 0.1)
     assert state.groups[0]["params"] == [name for name, _ in network.named_parameters()]
-    other = torch.optim.SGD(network.parameters(), lr=0.3, momentum=0.5)
-    put_state(other, names_of(network), state)
-    assert (other.param_groups[0]["lr"], other.param_groups[0]["momentum"]) == (0.3, 0.5)
+    other = inner(network, lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5))
+    other.put(state)
+    group = other.torch.param_groups[0]
+    assert (group["lr"], group["momentum"], group["dampening"]) == (0.3, 0.5, 0.25)
+
+
+def test_a_value_in_a_group_keeps_its_kind(tmp_path: Path) -> None:
+    network = model()
+    optimizer = inner(network, Counting)
+    train(network, optimizer.torch, 2)
+    write_state(tmp_path / "state", optimizer.take(is_copy=True))
+    other = inner(network, Counting)
+    hook = other.torch.param_groups[0]["hook"]
+    other.put(read_state(tmp_path / "state"))
+    group = other.torch.param_groups[0]
+    assert (group["k"], group["d"], group["betas"]) == (2, 2.25, ((0.9**2) ** 2, 0.5))
+    assert group["hook"] is hook
+    assert other.torch.state["history"]["steps"] == 2
+    assert isinstance(other.torch.state["bias"], torch.Tensor)
+
+
+def test_other_groups_than_before_keep_theirs(tmp_path: Path) -> None:
+    network = model()
+    optimizer = inner(network, Counting)
+    train(network, optimizer.torch, 2)
+    write_state(tmp_path / "state", optimizer.take(is_copy=True))
+    other = inner(network, lambda p: Counting([{"params": p[:2]}, {"params": p[2:]}]))
+    other.put(read_state(tmp_path / "state"))
+    assert [group["k"] for group in other.torch.param_groups] == [0, 0]
+    assert other.torch.state["history"]["steps"] == 2
 
 
 def test_what_has_no_form_is_left_out_by_name(tmp_path: Path) -> None:
     network = model()
-    optimizer = OPTIMIZERS["sgd"](network.parameters())
-    train(network, optimizer, 1)
+    optimizer = inner(network, OPTIMIZERS["sgd"])
+    train(network, optimizer.torch, 1)
     parameter = next(network.parameters())
-    optimizer.state[parameter]["history"] = [1, 2]
-    optimizer.state[parameter]["count"] = 7
-    write_state(tmp_path / "state", take_state(optimizer, names_of(network), is_copy=True))
+    optimizer.torch.state[parameter]["history"] = [1, 2]
+    optimizer.torch.state[parameter]["count"] = 7
+    write_state(tmp_path / "state", optimizer.take(is_copy=True))
     state = read_state(tmp_path / "state")
     first = next(name for name, _ in network.named_parameters())
     assert state.left_out == [f"{first}/history"]
     assert state.scalars[f"{first}/count"] == 7
+
+
+def test_a_function_of_the_model_is_refused_as_such() -> None:
+    with pytest.raises(PlanError, match=r"called with that list, not with the model") as caught:
+        inner(model(), lambda network: torch.optim.SGD(network.parameters(), lr=0.1))
+    assert caught.value.field == "optimizer"
+
+    def broken(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGDD(parameters, lr=0.1)  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="SGDD"):
+        inner(model(), broken)
 
 
 def part(moment: list[float], step: float, seen: int, **more: Any) -> OptimizerState:

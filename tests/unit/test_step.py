@@ -109,18 +109,6 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert float((weights(model) - before).norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_forgetting_clears_momentum_and_gradients() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    step = Step(model, optimizer, loss, settings())
-    step.train(Lease(0, 0), batch())
-    assert optimizer.state
-    step.forget()
-    assert not optimizer.state
-    assert all(p.grad is None for p in model.parameters())
-    step.train(Lease(0, 1), batch())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [lambda m, b: 1.0, lambda m, b: m(b[0]), lambda m, b: m(b[0]).mean().detach()],

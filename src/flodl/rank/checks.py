@@ -120,8 +120,16 @@ def check_model(model: object) -> nn.Module:
 
 
 def make_optimizer(parts: Parts, model: nn.Module) -> torch.optim.Optimizer:
-    """The user's optimizer over the model's trained parameters, checked."""
-    made = parts.optimizer([tensor for tensor in model.parameters() if tensor.requires_grad])
+    """The user's optimizer over the model's trained parameters, checked. Raises PlanError."""
+    parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    try:
+        made = parts.optimizer(parameters)
+    except AttributeError as error:
+        if error.obj is not parameters:
+            raise
+        allowed = "a function of the list of trained parameters: optimizer=lambda p: torch.optim.SGD(p, lr=0.1)"
+        why = f"it is called with that list, not with the model ({error})"
+        raise refused("optimizer", parts.optimizer, allowed, why=why) from error
     return check_optimizer(made, model)
 
 

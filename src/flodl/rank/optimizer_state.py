@@ -1,4 +1,4 @@
-"""What an inner optimizer remembers, as named tensors and plain values: taken, written, read, averaged, put back."""
+"""What an inner optimizer remembers, as named tensors and plain values: written, read, averaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from flodl.averaging.layout import DTYPES
 from flodl.checkpoint.files import FileDigest
@@ -20,19 +19,24 @@ from flodl.errors import CheckpointError
 METADATA = "flodl"
 STEP = "step"
 """The state key under which torch's optimizers count their steps."""
+SHARED = "*"
+"""Begins the names of state that belongs to no parameter."""
+_PLAIN = ("kind", "scalars", "groups", "made", "left_out")
 
 
 @dataclass
 class OptimizerState:
     """tensors and scalars by "<parameter>/<state key>". kind: the optimizer's class.
 
-    groups: the parameter groups' plain hyperparameters, for readers. left_out: what has no form in a checkpoint.
+    groups: the parameter groups' plain values; made: those that the optimizer was made with. What its steps changed is
+    the difference. left_out: what has no form in a checkpoint.
     """
 
     kind: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    made: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def step_count(self) -> float:
@@ -42,34 +46,9 @@ class OptimizerState:
         return max([float(t) for t in counters] + [float(v) for v in scalars], default=0.0)
 
 
-def names_of(model: nn.Module) -> dict[int, str]:
-    """The name of each parameter, by identity; a tied one has the first of its names."""
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def take_state(optimizer: torch.optim.Optimizer, names: dict[int, str], is_copy: bool) -> OptimizerState:
-    """is_copy: what the optimizer does afterwards changes nothing in it; else it is only good until the next step."""
-    taken = OptimizerState(type(optimizer).__name__)
-    for parameter, values in optimizer.state.items():
-        name = names.get(id(parameter))
-        for key, value in values.items() if name is not None else ():
-            place = f"{name}/{key}"
-            if isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.layout == torch.strided:
-                taken.tensors[place] = value.detach().clone() if is_copy else value.detach()
-            elif value is None or isinstance(value, bool | int | float | str):
-                taken.scalars[place] = value
-            else:
-                taken.left_out.append(place)
-    for group in optimizer.param_groups:
-        plain = {key: _plain(value) for key, value in group.items() if key != "params"}
-        plain["params"] = [names[id(p)] for p in group["params"] if id(p) in names]
-        taken.groups.append(plain)
-    return taken
-
-
 def write_state(path: Path, state: OptimizerState) -> FileDigest:
     """One safetensors file; what is no tensor stands in its metadata as JSON. Raises OSError."""
-    values = {"kind": state.kind, "scalars": state.scalars, "groups": state.groups, "left_out": state.left_out}
+    values = {name: getattr(state, name) for name in _PLAIN}
     entries = [TensorEntry(name, DTYPES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items()]
     flat: dict[str, torch.Tensor] = {}
 
@@ -89,7 +68,7 @@ def read_state(path: Path) -> OptimizerState:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})[METADATA])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return OptimizerState(values["kind"], tensors, values["scalars"], values["groups"], values["left_out"])
+        return OptimizerState(tensors=tensors, **{name: values[name] for name in _PLAIN})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} holds no optimizer's state: {error}", path=str(path)) from error
 
@@ -102,7 +81,7 @@ def mean_state(parts: Sequence[tuple[float, OptimizerState]], shapes: Mapping[st
     that has made the most steps.
     """
     leader = max((state for _, state in parts), key=OptimizerState.step_count)
-    mean = OptimizerState(leader.kind, groups=leader.groups, left_out=leader.left_out)
+    mean = OptimizerState(leader.kind, groups=leader.groups, made=leader.made, left_out=leader.left_out)
     for name in _names(state.tensors for _, state in parts):
         there = [(w, state.tensors[name]) for w, state in parts if name in state.tensors]
         parameter, _, key = name.rpartition("/")
@@ -122,30 +101,6 @@ def mean_state(parts: Sequence[tuple[float, OptimizerState]], shapes: Mapping[st
     return mean
 
 
-def put_state(optimizer: torch.optim.Optimizer, names: dict[int, str], state: OptimizerState) -> None:
-    """Replaces what the optimizer remembers. Its groups keep the hyperparameters that it was made with."""
-    optimizer.state.clear()
-    by_name: dict[str, dict[str, Any]] = {}
-    for place, value in [*state.tensors.items(), *state.scalars.items()]:
-        name, _, key = place.rpartition("/")
-        by_name.setdefault(name, {})[key] = value
-    for group in optimizer.param_groups:
-        keeps_step_here = bool(group.get("capturable") or group.get("fused"))
-        for parameter in group["params"]:
-            for key, value in by_name.get(names.get(id(parameter), ""), {}).items():
-                if isinstance(value, torch.Tensor):
-                    value = _placed(value, parameter, key != STEP or keeps_step_here)
-                optimizer.state[parameter][key] = value
-
-
-def _placed(value: torch.Tensor, parameter: torch.Tensor, is_beside: bool) -> torch.Tensor:
-    """A copy in the memory format that the optimizer would have given it; step counters may stay on the processor."""
-    device = parameter.device if is_beside else torch.device("cpu")
-    if value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype, device=device, requires_grad=False).copy_(value)
-    return value.to(device).clone()
-
-
 def _weighted_mean(there: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
     """Summed in fp64, in order. Equal weights where those that have it weigh nothing."""
     total = sum(weight for weight, _ in there)
@@ -157,12 +112,3 @@ def _weighted_mean(there: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
 
 def _names(maps: Iterable[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for values in maps for name in values))
-
-
-def _plain(value: Any) -> Any:
-    """A hyperparameter as JSON can say it."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

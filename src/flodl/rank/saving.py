@@ -18,10 +18,7 @@ from flodl.protocol.messages import Commit, LayoutSpec, Saved
 from flodl.rank.optimizer_state import (
     OptimizerState,
     mean_state,
-    names_of,
-    put_state,
     read_state,
-    take_state,
     write_state,
 )
 from flodl.rank.trainee import Trainee
@@ -37,12 +34,11 @@ class Saving:
         self._trainee = trainee
         self._layout = layout
         self._read_committed = read_committed
-        self._names = names_of(trainee.model)
         self._is_warned = False
 
     def keep(self) -> OptimizerState:
         """The optimizer's state as it is now, whatever is trained afterwards: a copy."""
-        return take_state(self._trainee.optimizer, self._names, is_copy=True)
+        return self._trainee.optimizer.take(is_copy=True)
 
     def save(self, commit: Commit, kept: OptimizerState | None) -> list[Saved]:
         """Writes what the commit asks for; kept: as of the seal, None where nothing was trained since.
@@ -77,7 +73,7 @@ class Saving:
         )
 
     def _write_state(self, path: Path, kept: OptimizerState | None) -> FileDigest:
-        state = kept if kept is not None else take_state(self._trainee.optimizer, self._names, is_copy=False)
+        state = kept if kept is not None else self._trainee.optimizer.take(is_copy=False)
         self._is_warned = warn_of_left_out(state, self._is_warned)
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_state(path, state)
@@ -92,11 +88,11 @@ def restore_optimizer(trainee: Trainee, path: Path) -> None:
     state = _state_for(trainee, path, document)
     if state is None:
         return
-    kind = type(trainee.optimizer).__name__
+    kind = trainee.optimizer.kind
     if state.kind != kind:
         _say(f"the checkpoint holds the state of {state.kind}, and the optimizer is {kind} now: it begins anew")
         return
-    put_state(trainee.optimizer, names_of(trainee.model), state)
+    trainee.optimizer.put(state)
 
 
 def load_tensors(model: nn.Module, path: Path, wanted: set[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from flodl.protocol import signatures
 from flodl.protocol.ledger import Ledger, epoch_sizes
 from flodl.protocol.messages import BatchRange
 from flodl.rank.data_signature import data_signature
-from flodl.rank.optimizer_state import names_of, take_state, write_state
+from flodl.rank.optimizer_state import write_state
 from flodl.rank.parts import Parts
 from flodl.rank.saving import load_tensors, restore_optimizer, warn_of_left_out
 from flodl.rank.trainee import Trainee
@@ -39,7 +39,6 @@ class SoloProgress:
         self._plan = plan
         self._trainee = trainee
         self._start = start
-        self._names = names_of(trainee.model)
         self._is_warned = False
         self._batches = 0
         self._closed_here = 0
@@ -128,7 +127,7 @@ class SoloProgress:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             save_consensus(self._trainee.model, partial / CONSENSUS)
-            state = take_state(self._trainee.optimizer, self._names, is_copy=False)
+            state = self._trainee.optimizer.take(is_copy=False)
             self._is_warned = warn_of_left_out(state, self._is_warned)
             files = (digest_file(partial / CONSENSUS), write_state(partial / optimizer_file(0), state))
             folder.finish(

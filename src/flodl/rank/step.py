@@ -65,11 +65,6 @@ class Step:
         self._optimizer.step()
         return total
 
-    def forget(self) -> None:
-        """Clears what the optimizer remembers of past gradients: they may hold what is not finite."""
-        self._optimizer.state.clear()
-        self._optimizer.zero_grad(set_to_none=True)
-
     def _set_rates(self, position: int) -> None:
         factor = self.factor = self._settings.schedule(position)
         for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):

@@ -14,9 +14,10 @@ from flodl.devices.emulated import Pad, sharpen_sleep
 from flodl.errors import RunFailed
 from flodl.plan import Plan
 from flodl.rank.callbacks import BatchInfo, Callbacks
-from flodl.rank.checks import check_data, check_model, make_optimizer
+from flodl.rank.checks import check_data, check_model
 from flodl.rank.evaluation import Evaluation
 from flodl.rank.feed import Feed
+from flodl.rank.inner_optimizer import InnerOptimizer
 from flodl.rank.items import Source
 from flodl.rank.learning_rate import make_schedule
 from flodl.rank.leases import Lease
@@ -54,8 +55,8 @@ class Trainee:
         self.order = Order(plan.seed, length, plan.data.batch_size, plan.data.samples_per_epoch(length))
         plant(derive(plan.seed, "model"), self.place.device)
         self.model: nn.Module = check_model(parts.model()).to(self.place.device)
-        self.optimizer = make_optimizer(parts, self.model)
-        self._step = Step(self.model, self.optimizer, parts.loss, self._step_settings(parts))
+        self.optimizer = InnerOptimizer(parts, self.model)
+        self._step = Step(self.model, self.optimizer.torch, parts.loss, self._step_settings(parts))
         self._feed = Feed(
             Source(parts.data, self.order, parts.collate, parts.worker_init), plan.data.loader, self.place.device
         )
@@ -105,7 +106,7 @@ class Trainee:
         return Trained(loss, samples, compute_ms, fed.data_ms, is_over, self._step.factor, pause_ms)
 
     def forget(self) -> None:
-        self._step.forget()
+        self.optimizer.forget()
 
     def evaluate(self, epoch: int) -> dict[str, float]:
         """Metrics of the model as it stands. Raises RunFailed where the parts have no evaluate."""
