@@ -294,6 +294,7 @@ def launched(directory: Path) -> Iterator[Callable[..., Launched]]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
+@pytest.mark.usefixtures("heeds_hangup")
 def test_the_first_signal_saves_and_ends(launched: Callable[..., Launched], number: int, code: int) -> None:
     run = launched()
     run.process.send_signal(number)

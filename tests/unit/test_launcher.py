@@ -89,6 +89,7 @@ def pipe() -> Any:
         os.close(end)
 
 
+@pytest.mark.usefixtures("heeds_hangup")
 def test_signals_become_bytes_and_the_former_handlers_come_back(pipe: tuple[int, int]) -> None:
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
     former = [signal.getsignal(number) for number in names]
