@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from flodl.rank.callbacks import BatchInfo
 SAMPLES = 490
 BATCH_SIZE = 8
 MORTAL = 1
-"""The rank that is killed; the others wait at one step for its next life, so that it comes back before the run ends."""
+"""The rank that is killed. The others wait for its next life some steps later, so that it comes back before the end."""
+KILLED = "killed"
+"""In the run directory from the kill on."""
 
-WAITING_STEP = 40
-LONGEST_WAIT_S = 60.0
+STEPS_WITHOUT = 10
+LONGEST_WAIT_S = 50.0
 
 
 def model() -> nn.Module:
@@ -63,7 +66,8 @@ def mortal_parts() -> dict[str, Any]:
     mine = role()
     if mine is None:
         return evaluated_parts()
-    chosen, lives = evaluated_parts(), Path(mine.run_directory, "lives")
+    chosen, lives, killed = evaluated_parts(), Path(mine.run_directory, "lives"), Path(mine.run_directory, KILLED)
+    without = itertools.count(1)
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The last of the slow things that a rank does before it joins."""
@@ -74,8 +78,10 @@ def mortal_parts() -> dict[str, Any]:
         return made
 
     def wait(batch: BatchInfo) -> None:
+        if batch.rank == MORTAL or not killed.exists() or next(without) != STEPS_WITHOUT:
+            return
         ends = time.monotonic() + LONGEST_WAIT_S
-        while batch.rank != MORTAL and batch.step == WAITING_STEP and len(lives.read_bytes()) < 2:
+        while len(lives.read_bytes()) < 2:
             if time.monotonic() > ends:
                 raise TimeoutError("the rank that was killed did not come back")
             time.sleep(0.005)

@@ -32,9 +32,10 @@ Records = list[dict[str, Any]]
 
 
 class Killer:
-    """A view that kills the mortal rank, once, when it has sealed this round."""
+    """A view that kills the mortal rank, once, when it has sealed this round, and then says so to the others."""
 
-    def __init__(self, round_: int) -> None:
+    def __init__(self, directory: Path, round_: int) -> None:
+        self.directory = directory
         self.round = round_
         self.pids: dict[int, int] = {}
         self.has_killed = False
@@ -46,6 +47,7 @@ class Killer:
         if (record["kind"], record.get("rank"), record.get("round")) == mortal and not self.has_killed:
             self.has_killed = True
             os.kill(self.pids[batchnorm.MORTAL], signal.SIGKILL)
+            (self.directory / batchnorm.KILLED).touch()
 
     def close(self) -> None: ...
 
@@ -84,7 +86,7 @@ def assert_is_the_reference(directory: Path) -> None:
 @pytest.mark.parametrize(("mode", "parts"), [("cpu-cadence", "evaluated_parts"), ("cpu-async", "parts")])
 def test_a_run_with_a_death_is_played_again_bit_by_bit(mode: str, parts: str, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    killer = Killer(4)
+    killer = Killer(first, 4)
     before = trainer(first, "mortal_parts", mode=mode, devices=list(PADS)).run(quiet=True, view=killer)
     lives = {(line["rank"], line["generation"]) for line in of_kind(first, "seal") if line["batches"]}
     assert lives == {(0, 0), (1, 1), (2, 2), (1, 3)}

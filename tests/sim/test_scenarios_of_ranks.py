@@ -66,6 +66,18 @@ def test_a_hung_rank_is_warned_about_at_half_of_stall_s_and_evicted_at_the_limit
     assert float(str(evicted["time_ms"])) - float(str(warned["time_ms"])) == pytest.approx(4000.0, abs=1.0)
 
 
+@pytest.mark.parametrize("mode", ["cpu-cadence", "cpu-async"])
+def test_the_wait_for_a_rank_that_hangs_makes_no_later_window_longer(mode: str) -> None:
+    """Seen: a minute's wait counted as what a round costs, and the anchor doubled for eight rounds."""
+    hangs = Fault(6000.0, 1, "slow", 1000.0)
+    outcome = completes(a_run((10.0, 20.0, 20.0), batches=900, mode=mode, stall_s=8.0, faults=(hangs,)))
+    evicted = float(str(outcome.of("evict")[0]["time_ms"]))
+    anchors = [(float(str(r["time_ms"])), int(str(r["anchor"]))) for r in outcome.of("commit")]
+    before = max(anchor for at, anchor in anchors if at < evicted)
+    assert before > 2 * anchors[0][1]
+    assert max(anchor for _, anchor in anchors) < 1.3 * before
+
+
 def test_an_evaluation_longer_than_stall_s_is_not_blamed() -> None:
     outcome = completes(a_run(evaluates=True, evaluation_ms=9000.0, stall_s=4.0, batches=200))
     assert outcome.deaths == 0

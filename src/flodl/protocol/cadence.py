@@ -84,7 +84,7 @@ class Cadence:
         return self._ms.get(rank)
 
     def observe_round(self, ranks: Iterable[int], round_ms: float) -> str:
-        """A round took this long from the last seal to the last adoption. Tunes the anchor; says why, or ''."""
+        """A round took this long from its first attempt to the last adoption. Tunes the anchor; says why, or ''."""
         self.round_ms = round_ms if self.round_ms == 0.0 else 0.5 * (self.round_ms + round_ms)
         slowest = self._slowest(ranks)
         if slowest is None:

@@ -225,7 +225,6 @@ class Controller(RunMachine):
         state.sealed_batches += message.batches
         state.sealed_step = message.step
         state.window, state.trained, state.sealed_at = None, 0, now
-        self._rounds.sealed(now)
         if message.batches:
             self._cadence.observe(state.rank, message.report, is_late=self._windows.was_cut(state.holder))
             if is_first and (usual := self._cadence.ms(state.rank)):
@@ -327,7 +326,7 @@ class Controller(RunMachine):
         if rounds.is_sealing and not rounds.current.is_seed:
             effects += self._windows.end_open(now) + self._windows.feed_idle(rounds.current, now)
         if rounds.is_ready():
-            effects += rounds.attempt()
+            effects += rounds.begin(now)
         if self._draining.is_done:
             return effects + self._ending.begin(self._draining.reason, now) + self._advance(now)
         if self._is_finishing():

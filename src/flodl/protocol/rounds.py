@@ -47,7 +47,7 @@ class Rounds:
         self._story = story
         self._guard = Guard() if settings.guard else None
         self._attempts = 0
-        self._last_seal = 0.0
+        self._began = 0.0
         self._is_timed = True
         self.current = Round(0, settings.batch_size, settings.gamma)
         self.committed: Committed | None = None
@@ -65,10 +65,6 @@ class Rounds:
             return False
         return not any(s.told is not None and s.told < self.current.number - 1 for s in present)
 
-    def sealed(self, now: float) -> None:
-        """A contribution came in: a round's time runs from the last."""
-        self._last_seal = now
-
     def leave_untimed(self) -> None:
         """Ranks write a checkpoint before they adopt this round: its time says nothing about the next."""
         self._is_timed = True
@@ -82,10 +78,15 @@ class Rounds:
     def _observe(self, now: float) -> list[Effect]:
         self._is_timed = True
         present = [s.rank for s in self._roster.present()]
-        why = self._cadence.observe_round(present, max(0.0, now - self._last_seal) * 1000.0)
+        why = self._cadence.observe_round(present, max(0.0, now - self._began) * 1000.0)
         return [Record("anchor", {"reason": why})] if why else []
 
-    def attempt(self) -> list[Effect]:
+    def begin(self, now: float) -> list[Effect]:
+        """The first attempt. A round's time runs from here: the wait for a rank that is lost at last is none of it."""
+        self._began = now
+        return self._attempt()
+
+    def _attempt(self) -> list[Effect]:
         """Sums everything sealed, under a number that no attempt had before."""
         self._attempts += 1
         reduce = self.current.start_attempt(self._attempts)
@@ -121,7 +122,7 @@ class Rounds:
                 why = f"rank {rank} was not finite {MAX_EXCLUSIONS} rounds running"
                 return Verdict(effects, f"{why}; first: {event.first_nonfinite}")
         if self.current.has_work:
-            return Verdict(effects + self.attempt())
+            return Verdict(effects + self._attempt())
         if are_retries:
             return self._abort(effects)
         why = f"every contribution of round {self.current.number} is not finite"
