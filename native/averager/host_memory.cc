@@ -72,7 +72,7 @@ class Memory final : public HostMemory {
 
   Status start_reduce(std::uint64_t task, std::span<const Contribution> contributions) override;
   Result<ReduceResult> reduce_result() const override;
-  Status start_commit(std::uint64_t task, bool is_seed) override;
+  Status start_commit(std::uint64_t task, bool is_seed, float momentum_share) override;
   Result<CommitResult> commit_result() const override;
 
  private:
@@ -85,7 +85,8 @@ class Memory final : public HostMemory {
   // On a pool thread, after the last chunk.
   void finish_reduce(std::shared_ptr<const Reduction> reduction, std::uint64_t task, Clock::time_point start);
   void post_done(std::uint64_t task);
-  void step_chunk(std::size_t index, const std::byte* theta_prev, std::byte* theta, std::span<std::uint64_t> hashes);
+  void step_chunk(const OuterSettings& step, std::size_t index, const std::byte* theta_prev, std::byte* theta,
+                  std::span<std::uint64_t> hashes);
   void finish_commit(std::uint64_t hash, std::uint64_t task, Clock::time_point start);
 
   const Layout layout_;
@@ -261,7 +262,7 @@ Result<ReduceResult> Memory::reduce_result() const {
   return *reduced_;
 }
 
-Status Memory::start_commit(std::uint64_t task, bool is_seed) try {
+Status Memory::start_commit(std::uint64_t task, bool is_seed, float momentum_share) try {
   const std::lock_guard lock(mutex_);
   if (Status idle = check_idle("commit"); !idle.is_ok()) return idle;
   if (!pending_) return {Code::state, "commit: nothing is pending; a reduce must end first"};
@@ -269,7 +270,13 @@ Status Memory::start_commit(std::uint64_t task, bool is_seed) try {
     return {Code::state, "commit: the pending result is not finite at " + reduced_->first_nonfinite +
                              "; reduce again without that contribution"};
   }
+  if (!(momentum_share >= 0.0f && momentum_share <= 1.0f)) {
+    return {Code::invalid_argument,
+            "commit: " + std::to_string(momentum_share) + " of the momentum; 0 to 1 are possible"};
+  }
   const auto start = Clock::now();
+  OuterSettings step = outer_;
+  step.momentum *= momentum_share;
   const bool steps = outer_.rule != OuterRule::none && !is_seed;
   const std::byte* theta_prev = buffers_[static_cast<std::size_t>(committed_)].data();
   std::byte* theta = buffers_[static_cast<std::size_t>(1 - committed_)].data();
@@ -277,7 +284,9 @@ Status Memory::start_commit(std::uint64_t task, bool is_seed) try {
   auto hashes = std::make_shared<std::vector<std::uint64_t>>(reduced.begin(), reduced.end());
   pool_.start(
       steps ? chunks_.size() : 0,
-      [this, theta_prev, theta, hashes](std::size_t chunk) { step_chunk(chunk, theta_prev, theta, *hashes); },
+      [this, step, theta_prev, theta, hashes](std::size_t chunk) {
+        step_chunk(step, chunk, theta_prev, theta, *hashes);
+      },
       [this, hashes, task, start] { finish_commit(combine_hashes(*hashes), task, start); });
   running_ = Running::commit;
   committed_result_.reset();
@@ -286,14 +295,14 @@ Status Memory::start_commit(std::uint64_t task, bool is_seed) try {
   return {Code::memory, "commit: no memory for the hashes of " + std::to_string(chunks_.size()) + " chunks"};
 }
 
-void Memory::step_chunk(std::size_t index, const std::byte* theta_prev, std::byte* theta,
+void Memory::step_chunk(const OuterSettings& step, std::size_t index, const std::byte* theta_prev, std::byte* theta,
                         std::span<std::uint64_t> hashes) {
   const Chunk& chunk = chunks_[index];
   const Section& section = layout_.sections[chunk.section];
   if (section.rule != Rule::parameter) return;
-  hashes[index] = kernels_.outer_step({.rule = outer_.rule,
-                                       .lr = outer_.lr,
-                                       .momentum = outer_.momentum,
+  hashes[index] = kernels_.outer_step({.rule = step.rule,
+                                       .lr = step.lr,
+                                       .momentum = step.momentum,
                                        .dtype = section.dtype,
                                        .theta_prev = theta_prev + chunk.offset,
                                        .theta = theta + chunk.offset,

@@ -123,8 +123,8 @@ class HeldHostMemory {
   ReduceResult reduce_result() const {
     return with([](HostMemory& memory) { return memory.reduce_result(); });
   }
-  void start_commit(std::uint64_t task, bool is_seed) const {
-    with([&](HostMemory& memory) { return memory.start_commit(task, is_seed); });
+  void start_commit(std::uint64_t task, bool is_seed, float momentum_share) const {
+    with([&](HostMemory& memory) { return memory.start_commit(task, is_seed, momentum_share); });
   }
   CommitResult commit_result() const {
     return with([](HostMemory& memory) { return memory.commit_result(); });
@@ -172,7 +172,7 @@ void bind_averager(nb::module_& module) {
       .def("write_velocity", &HeldHostMemory::write_velocity, "values"_a)
       .def("start_reduce", &HeldHostMemory::start_reduce, "task"_a, "contributions"_a)
       .def("reduce_result", &HeldHostMemory::reduce_result)
-      .def("start_commit", &HeldHostMemory::start_commit, "task"_a, "is_seed"_a)
+      .def("start_commit", &HeldHostMemory::start_commit, "task"_a, "is_seed"_a, "momentum_share"_a = 1.0f)
       .def("commit_result", &HeldHostMemory::commit_result);
   module.def(
       "copy_layout",

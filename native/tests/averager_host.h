@@ -71,9 +71,9 @@ struct Host {
     CHECK(result.value().task == task);
     return result.value();
   }
-  CommitResult commit(bool is_seed) {
+  CommitResult commit(bool is_seed, float momentum_share = 1.0f) {
     const std::uint64_t task = ++tasks;
-    const Status started = memory->start_commit(task, is_seed);
+    const Status started = memory->start_commit(task, is_seed, momentum_share);
     REQUIRE_MESSAGE(started.is_ok(), started.message());
     wait_for(queue, task);
     const auto result = memory->commit_result();

@@ -226,8 +226,11 @@ void check_outer_rounds(const OuterSettings& outer) {
     const int before = host.memory->committed();
     CHECK(host.committed_is(theta));
     Image next = average(layout, {{&a, 0.6f, 0.5f}, {&b, 0.4f, 0.5f}});
-    step(outer, theta, next, velocity);
-    const CommitResult result = host.commit(false);
+    const float share = round == 2 ? 0.3f : 1.0f;
+    OuterSettings warmed = outer;
+    warmed.momentum = outer.momentum * share;
+    step(warmed, theta, next, velocity);
+    const CommitResult result = host.commit(false, share);
     CHECK(host.memory->committed() == 1 - before);
     CHECK(host.is(before, theta));  // nothing wrote the old one, up to the end
     CHECK(host.committed_is(next));
@@ -348,6 +351,8 @@ bool refuses_a_second_task(const Image& a, const Image& b, const Layout& layout)
   CHECK(close.code() == Code::state);
   CHECK(reduce.code() == Code::state);
   wait_for(host.queue, 1);
+  CHECK(host.memory->start_commit(3, false, 1.1f).code() == Code::invalid_argument);
+  CHECK(host.memory->start_commit(3, false, std::nanf("")).code() == Code::invalid_argument);
   REQUIRE(host.memory->start_commit(3, false).is_ok());
   const Status beside_commit = host.memory->start_reduce(4, both);
   if (beside_commit.is_ok()) return false;

@@ -133,7 +133,9 @@ class HostMemory:
     def start_reduce(self, task: int, contributions: Sequence[tuple[int, float, float]]) -> None:
         """contributions: (memory, weight, buffer weight), in the order of ranks."""
     def reduce_result(self) -> ReduceResult: ...
-    def start_commit(self, task: int, is_seed: bool) -> None: ...
+    def start_commit(self, task: int, is_seed: bool, momentum_share: float = 1.0) -> None:
+        """momentum_share: 0 to 1, of the outer momentum in this step."""
+
     def commit_result(self) -> CommitResult: ...
 
 def copy_layout(dst: int, src: int, layout_bytes: int, sections: Sequence[Section], streams: bool = False) -> int:

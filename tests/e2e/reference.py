@@ -1,6 +1,6 @@
 """What a run should have computed: its schedule played by one process, one rank after another, in plain torch."""
 
-from types import SimpleNamespace as Rank
+from types import SimpleNamespace as Named
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from flodl.rank.seeds import derive, plant
 
 def reference(parts: dict[str, Any], plan: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """The last committed state. records: of schedule.jsonl, in order."""
-    names = [name for name, _ in parts["model"]().named_parameters()]
+    outer, names = plan["outer"] and Named(**plan["outer"]), [n for n, _ in parts["model"]().named_parameters()]
     order = Order(plan["seed"], len(parts["data"]), plan["data"]["batch_size"], len(parts["data"]))
     ranks, sealed, thetas, velocity = {}, {}, [], {name: torch.tensor(0.0) for name in names}
     for record in records:
@@ -20,7 +20,7 @@ def reference(parts: dict[str, Any], plan: dict[str, Any], records: list[dict[st
         match record["kind"]:
             case "join":
                 plant(derive(plan["seed"], "model"))
-                rank = ranks[holder[0]] = Rank(model=parts["model"]().train(), queue=[], step=0, snapshot=None)
+                rank = ranks[holder[0]] = Named(model=parts["model"]().train(), queue=[], step=0, snapshot=None)
                 rank.optimizer = parts["optimizer"](list(rank.model.parameters()))
                 rank.lr = rank.optimizer.param_groups[0]["lr"]
             case "lease":
@@ -37,11 +37,12 @@ def reference(parts: dict[str, Any], plan: dict[str, Any], records: list[dict[st
                 weights = [c["weight"] for c in record["cohort"]]
             case "commit":
                 thetas.append({n: mean(n, states, weights if n in names else shares) for n in states[0]})
-                for n in names if plan["outer"] and record["round"] > 0 else []:
-                    lr, momentum = torch.tensor(plan["outer"]["lr"]), torch.tensor(plan["outer"]["momentum"])
+                for n in names if outer and record["round"] > 0 else []:
+                    few = whole / (len(states) * outer.min_window * order.batch_size)
+                    m = torch.tensor(outer.momentum) * torch.tensor(min(few, 1.0) if outer.warm == "momentum" else 1.0)
                     g = thetas[-2][n] - thetas[-1][n]
-                    velocity[n] = momentum * velocity[n] + g
-                    thetas[-1][n] = thetas[-2][n] - lr * (g + momentum * velocity[n])
+                    velocity[n] = m * velocity[n] + g
+                    thetas[-1][n] = thetas[-2][n] - torch.tensor(outer.lr) * (g + m * velocity[n])
             case "adopt":
                 train(rank, record["step"], parts, order)
                 for n, value in rank.model.state_dict().items():
@@ -53,7 +54,7 @@ def reference(parts: dict[str, Any], plan: dict[str, Any], records: list[dict[st
     return thetas[-1]
 
 
-def train(rank: Rank, step: int, parts: dict[str, Any], order: Order) -> None:
+def train(rank: Named, step: int, parts: dict[str, Any], order: Order) -> None:
     for lease in [rank.queue.pop(0) for _ in range(step - rank.step)]:
         plant(derive(order.seed, "step", order.position(lease)))
         rank.optimizer.param_groups[0]["lr"] = rank.lr * parts["scheduler"](order.position(lease))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,18 @@ def differing(found: dict[str, torch.Tensor], records: Records, plan: dict[str, 
     return [name for name in found if not torch.equal(found[name], expected[name])]
 
 
-@pytest.mark.parametrize("outer", [None, DiLoCo(lr=0.7, momentum=0.9, min_window=1)], ids=["plain", "diloco"])
-@pytest.mark.parametrize("mode", ["cpu-sync", "cpu-cadence", "cpu-async"])
+PLAIN, OUTER = None, DiLoCo(lr=0.7, momentum=0.9, min_window=1)
+WARMED = DiLoCo(lr=0.7, momentum=0.9, min_window=12, warm="momentum")
+
+
+@pytest.mark.parametrize(
+    ("mode", "outer"),
+    [
+        *itertools.product(["cpu-sync", "cpu-cadence", "cpu-async"], [PLAIN, OUTER]),
+        ("cpu-cadence", WARMED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value and f"{value.rule} {value.warm}",
+)
 def test_every_bit_follows_from_the_schedule(mode: str, outer: DiLoCo | None, tmp_path: Path) -> None:
     found, records = run(tmp_path / "run", mode, outer)
     assert differing(found, records) == []

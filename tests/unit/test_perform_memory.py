@@ -79,8 +79,8 @@ class FakeHost:
     def start_reduce(self, task: int, contributions: list[tuple[int, float, float]]) -> None:
         self.calls.append(("reduce", task, contributions))
 
-    def start_commit(self, task: int, is_seed: bool) -> None:
-        self.calls.append(("commit", task, is_seed))
+    def start_commit(self, task: int, is_seed: bool, momentum_share: float) -> None:
+        self.calls.append(("commit", task, is_seed, momentum_share))
 
     def reduce_result(self) -> Result:
         return Result()
@@ -155,7 +155,7 @@ def test_a_commit_waits_for_the_reduce_and_is_journalled_at_once(stage: Stage) -
     [line] = read_lines(stage.directory / "journal.jsonl")
     assert (line["round"], line["contributed"], line["state"]) == (1, [[0, 2, 3]], {"anchor": 4})
     assert stage.end_task() == Reduced(7, (True,), (2.0,), 3.0, 5, 0.25)
-    assert stage.host.calls[1:] == [("commit", 1, False)]
+    assert stage.host.calls[1:] == [("commit", 1, False, 1.0)]
     assert stage.end_task() == stage.memory.committed == Committed(1, 1, 5, 0.25)
     assert not stage.memory.is_busy
     assert stage.end_task() is None
@@ -242,3 +242,12 @@ def test_a_real_host_averages_what_was_sealed(tmp_path: Path) -> None:
     memory.close()
     records.close()
     endpoint.close()
+
+
+def test_momentum_follows_the_mean_window_where_it_is_short() -> None:
+    cohort = [Contribution(rank, rank, n // 8, n, 0.5, 0.5) for rank, n in enumerate([40, 80])]
+    assert OuterStep("nesterov", 0.7, 0.9, warm_samples=240.0).momentum_share(cohort) == 60.0 / 240.0
+    assert OuterStep("nesterov", 0.7, 0.9, warm_samples=60.0).momentum_share(cohort) == 1.0
+    assert OuterStep("nesterov", 0.7, 0.9, warm_samples=30.0).momentum_share(cohort) == 1.0
+    assert OuterStep("nesterov", 0.7, 0.9).momentum_share(cohort) == 1.0
+    assert OuterStep("nesterov", 0.7, 0.9, warm_samples=60.0).momentum_share([]) == 1.0

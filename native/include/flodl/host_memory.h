@@ -74,7 +74,8 @@ class HostMemory {
   virtual Status start_reduce(std::uint64_t task, std::span<const Contribution> contributions) = 0;
   virtual Result<ReduceResult> reduce_result() const = 0;
   // Applies the outer step to pending (unless `is_seed`: round 0, or a restored state), then swaps; ends as task_done.
-  virtual Status start_commit(std::uint64_t task, bool is_seed) = 0;
+  // momentum_share: 0 to 1, of the momentum in this step.
+  virtual Status start_commit(std::uint64_t task, bool is_seed, float momentum_share = 1.0f) = 0;
   virtual Result<CommitResult> commit_result() const = 0;
 };
 

@@ -29,8 +29,9 @@ class OuterPlan(Section):
         default=MIN_WINDOW,
     )
     warm: str = setting(
-        Choice(("stretch", "none")),
-        "Below min_window: stretch the window, or leave it as the cadence has it.",
+        Choice(("stretch", "momentum", "none")),
+        "Below min_window: stretch the window, or take the momentum in proportion (momentum · window / min_window), or "
+        "neither.",
         default="stretch",
     )
 

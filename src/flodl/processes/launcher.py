@@ -300,7 +300,11 @@ def _spawn_settings(request: LaunchRequest, directory: Path) -> SpawnSettings:
 
 
 def _outer_step(plan: Plan) -> OuterStep:
-    return OuterStep() if plan.outer is None else OuterStep(plan.outer.rule, plan.outer.lr, plan.outer.momentum)
+    outer = plan.outer
+    if outer is None:
+        return OuterStep()
+    warm_samples = outer.min_window * plan.data.batch_size if outer.warm == "momentum" else 0
+    return OuterStep(outer.rule, outer.lr, outer.momentum, float(warm_samples))
 
 
 def _cores() -> int:

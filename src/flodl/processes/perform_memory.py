@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,16 @@ from flodl.checkpoint.velocity import VELOCITY, read_velocity
 from flodl.errors import NativeError
 from flodl.native import Endpoint, Event, HostMemory, Section
 from flodl.processes.perform_records import RecordPerformer
-from flodl.protocol.effects import Admit, CommitRound, Committed, OpenHost, Reduce, Reduced, ReleaseMemory
+from flodl.protocol.effects import (
+    Admit,
+    CommitRound,
+    Committed,
+    Contribution,
+    OpenHost,
+    Reduce,
+    Reduced,
+    ReleaseMemory,
+)
 from flodl.protocol.messages import LayoutSpec, Welcome, encode
 from flodl.protocol.signatures import tensor_at
 
@@ -26,11 +35,21 @@ SendTo = Callable[[int, int, bytes, tuple[int, ...]], None]
 
 @dataclass(frozen=True)
 class OuterStep:
-    """What a commit does beyond the swap. rule: none, nesterov or heavy_ball."""
+    """What a commit does beyond the swap. rule: none, nesterov or heavy_ball.
+
+    warm_samples: mean samples per contribution below which the step takes its momentum in proportion; 0: always whole.
+    """
 
     rule: str = "none"
     lr: float = 1.0
     momentum: float = 0.0
+    warm_samples: float = 0.0
+
+    def momentum_share(self, cohort: Sequence[Contribution]) -> float:
+        """Of the momentum, in the step after this average; 0 to 1."""
+        if self.warm_samples <= 0.0 or not cohort:
+            return 1.0
+        return min(1.0, sum(c.samples for c in cohort) / (len(cohort) * self.warm_samples))
 
 
 @dataclass(frozen=True)
@@ -55,6 +74,7 @@ class MemoryPerformer:
         self._memories: dict[tuple[int, int], int] = {}
         self._steps_of_released: dict[tuple[int, int], int] = {}
         self._running: Reduce | CommitRound | None = None
+        self._cohort: tuple[Contribution, ...] = ()  # of the last reduce: what a commit takes
         self._waiting: deque[Reduce | CommitRound] = deque()
         self._to_release: list[ReleaseMemory] = []
         self.layout: LayoutSpec | None = None
@@ -168,8 +188,9 @@ class MemoryPerformer:
                 (self._memories[c.rank, c.generation], c.weight, c.buffer_weight) for c in task.contributions
             ]
             self._opened().start_reduce(task.attempt, contributions)
+            self._cohort = task.contributions
         else:
-            self._opened().start_commit(task.round, task.is_seed)
+            self._opened().start_commit(task.round, task.is_seed, self._settings.outer.momentum_share(self._cohort))
         self._running = task
 
     def _reduced(self, effect: Reduce) -> Reduced:

@@ -84,7 +84,7 @@ class Controller(RunMachine):
         if settings.mode.endswith("-sync") and settings.outer_min_window > 1:
             self._story.degrade(
                 f"{settings.mode} averages after every batch: outer.min_window={settings.outer_min_window} cannot be "
-                "kept, and a large outer learning rate or momentum may oscillate"
+                'kept, and a large outer learning rate or momentum may oscillate; warm="momentum" takes less of it'
             )
 
     def _go_on_from(self, beginning: Beginning) -> None:
