@@ -84,10 +84,10 @@ class Hand:
         report = WindowReport(max(0, batches - 1), 10.0 * max(0, batches - 1), 0.0, 10.0)
         return self.say(rank, Sealed(round_, batches, batches, 4 * batches, report, ((0, 4.0 * batches, 4 * batches),)))
 
-    def reduce(self, effects: list[Effect], finite: tuple[bool, ...] | None = None) -> list[Effect]:
+    def reduce(self, effects: list[Effect], finite: tuple[bool, ...] | None = None, drift: float = 0.0) -> list[Effect]:
         (reduce,) = [effect for effect in effects if isinstance(effect, Reduce)]
         count = len(reduce.contributions)
-        return self.tell(Reduced(reduce.attempt, finite or (True,) * count, (0.0,) * count, 1.0, 7, 0.1, "w"))
+        return self.tell(Reduced(reduce.attempt, finite or (True,) * count, (drift,) * count, 1.0, 7, 0.1, "w"))
 
     def reduce_and_commit(self, effects: list[Effect]) -> list[Effect]:
         return self.commit(self.reduce(effects))
@@ -126,6 +126,20 @@ def test_a_commit_is_journalled_before_any_rank_is_told() -> None:
     assert len(of(decided, CommitRound)) == 1
     assert sent(decided, Commit) == {}
     assert sorted(sent(hand.commit(decided), Commit)) == [0, 1]
+
+
+@pytest.mark.parametrize(("is_elastic", "held"), [(False, [4, 5]), (True, [])])
+def test_the_guard_bears_a_standing_spread_where_the_blend_is_elastic(is_elastic: bool, held: list[int]) -> None:
+    hand = Hand(is_elastic=is_elastic).formed()
+    effects: list[Effect] = []
+    for round_, drift in enumerate([0.1, 0.1005, 0.101, 0.1015, 0.102], start=1):
+        hand.seal(0, 1, round_)
+        decided = hand.reduce(hand.seal(1, 1, round_), drift=drift)
+        effects += decided
+        hand.commit(decided)
+        for rank in range(2):
+            hand.say(rank, Adopted(round_, round_, 7))
+    assert [record["round"] for record in records(effects, "guard")] == held
 
 
 def test_a_commit_told_twice_is_told_to_the_ranks_once() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flodl.protocol.guard import Guard
+from flodl.protocol.guard import OVERWRITE_THRESHOLD, Guard
 
 
 def words(drifts: list[float], batches: int = 1000, guard: Guard | None = None) -> list[str]:
-    guard = guard or Guard()
+    guard = guard or Guard(OVERWRITE_THRESHOLD)
     return [guard.judge(drift, batches).word for drift in drifts]
 
 
@@ -45,7 +45,7 @@ def test_a_drift_of_zero_is_no_rise_from_nothing() -> None:
 
 
 def test_a_learning_rate_cliff_halves_once() -> None:
-    guard = Guard()
+    guard = Guard(OVERWRITE_THRESHOLD)
     verdicts = [guard.judge(0.01, 10, factor) for factor in (1.0, 0.1, 0.1, 0.09)]
     assert [verdict.word for verdict in verdicts] == ["stable", "halve", "stable", "stable"]
     assert verdicts[1].reason == "the learning rate fell from 1 to 0.1 of its base in one window"

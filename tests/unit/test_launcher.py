@@ -67,6 +67,14 @@ def test_a_window_is_stretched_where_the_outer_step_wants_it(outer: object, wind
     assert controller_settings(request_of(outer=outer)).outer_min_window == window
 
 
+@pytest.mark.parametrize(
+    ("mode", "blend", "is_elastic"),
+    [("cpu-async", "elastic", True), ("cpu-async", "delta", False), ("cpu-cadence", "elastic", False)],
+)
+def test_the_guard_bears_the_spread_that_the_elastic_blend_keeps(mode: str, blend: str, is_elastic: bool) -> None:
+    assert controller_settings(request_of(mode=mode, blend=blend)).is_elastic is is_elastic
+
+
 def test_no_limit_holds_while_a_rank_is_debugged() -> None:
     assert controller_settings(request_of(debug_rank=1, stall_s=5.0)).stall_s == math.inf
 

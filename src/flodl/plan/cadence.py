@@ -22,7 +22,8 @@ class CadencePlan(Section):
     )
     guard: str | None = setting(
         Maybe(Choice(("level",)), "no guard"),
-        "What stops the anchor's growth when the ranks drift apart.",
+        "level: while the ranks drift apart over 0.05 of the average's norm (0.3 with the elastic blend), rising three "
+        "rounds running, the anchor does not grow; where the drift rises exponentially it is halved.",
         default="level",
     )
     max_ratio: float = setting(

@@ -128,6 +128,7 @@ def controller_settings(request: LaunchRequest) -> ControllerSettings:
         anchor=plan.cadence.anchor,
         overhead_target=plan.cadence.overhead_target,
         guard=plan.cadence.guard,
+        is_elastic=plan.mode == "cpu-async" and plan.averaging.blend == "elastic",
         max_ratio=plan.cadence.max_ratio,
         gamma=plan.averaging.gamma,
         respawn=cluster.respawn,

@@ -27,7 +27,7 @@ class Verdict:
 class Guard:
     """Level and growth of d = max over ranks of ‖θ_r − consensus‖ / ‖consensus‖, one value per committed round."""
 
-    def __init__(self, threshold: float = OVERWRITE_THRESHOLD) -> None:
+    def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._recent: deque[float] = deque(maxlen=RISES + 1)
         self._exponential = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from flodl.protocol.cadence import Cadence
 from flodl.protocol.effects import CommitRound, Committed, Effect, Record, Reduced, ReleaseMemory
-from flodl.protocol.guard import Guard
+from flodl.protocol.guard import ELASTIC_THRESHOLD, OVERWRITE_THRESHOLD, Guard
 from flodl.protocol.ledger import Holder, Ledger
 from flodl.protocol.membership import Phase, Roster
 from flodl.protocol.messages import Sealed
@@ -45,7 +45,8 @@ class Rounds:
         self._roster = roster
         self._cadence = cadence
         self._story = story
-        self._guard = Guard() if settings.guard else None
+        threshold = ELASTIC_THRESHOLD if settings.is_elastic else OVERWRITE_THRESHOLD
+        self._guard = Guard(threshold) if settings.guard else None
         self._attempts = 0
         self._began = 0.0
         self._is_timed = True

@@ -52,6 +52,7 @@ class ControllerSettings:
     anchor: int = 10
     overhead_target: float = 0.02
     guard: str | None = "level"
+    is_elastic: bool = False  # ranks mix the average in and keep a spread, instead of taking it over
     max_ratio: float = 64.0
     gamma: float = 1.0
     respawn: int = 3
