@@ -182,6 +182,15 @@ def test_the_memory_of_a_dead_rank_that_had_sealed_stays_until_the_commit() -> N
     assert ReleaseMemory(1, 1) in hand.reduce_and_commit(hand.seal(0, 1))
 
 
+def test_what_a_rank_seals_for_another_round_is_not_lost() -> None:
+    """Seen: a forked copy of a rank sealed an old round; its batches counted as sealed for ever, and the run waited."""
+    hands = [Hand().formed() for _ in range(2)]
+    (kill,) = of(hands[1].seal(1, 1, round_=7), KillRank)
+    assert kill.reason == "evicted: sealed round 7 while round 1 is open"
+    exits = [records(hand.tell(RankExited(1, 1, -9, 1)), "exit")[0] for hand in hands]
+    assert exits[0]["returned"] == exits[1]["returned"] == 1
+
+
 def test_the_end_of_an_attempt_that_was_replaced_is_ignored() -> None:
     hand = Hand().formed()
     hand.seal(0, 1)

@@ -65,14 +65,6 @@ def test_a_death_after_the_seal_returns_only_what_was_not_sealed() -> None:
     assert ledger.remaining(0) == [(2, 6)]
 
 
-def test_a_dropped_contribution_goes_back_to_its_places() -> None:
-    ledger = Ledger([6])
-    ledger.grant(A, 4)
-    ledger.seal(A, 3)
-    assert ledger.unseal(A) == 3
-    assert ledger.grant(B, 9) == ranges((0, 0, 3), (0, 4, 2))
-
-
 def test_a_recall_takes_back_from_the_named_batch_on_in_the_order_granted() -> None:
     ledger = Ledger([10])
     ledger.grant(A, 3)

@@ -217,6 +217,7 @@ class Controller(RunMachine):
         round_ = self._rounds.current
         if state.window is None or not (round_.is_seed or state.adopted == round_.number - 1):
             raise ValueError(f"sealed round {message.round} without a window for it")
+        round_.check(state.holder, message)  # before the ledger counts batches for a round that will not have them
         if not round_.is_seed:
             self._ledger.seal(state.holder, message.batches)
             self._windows.sealed(now)

@@ -197,14 +197,6 @@ class Ledger:
             returned += stop - start
         return returned
 
-    def unseal(self, holder: Holder) -> int:
-        """The holder's contribution is dropped (aborted round): its batches go back to the pool."""
-        returned = 0
-        for epoch, start, stop in self._sealed.pop(holder, ()):
-            self._epochs[epoch].pool.add(start, stop)
-            returned += stop - start
-        return returned
-
     def exclude(self, holder: Holder, suspects: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
         """The holder's contribution was not finite: deal its suspects once more; a second time, quarantine them.
 

@@ -39,7 +39,7 @@ class Round:
     def has_work(self) -> bool:
         return bool(self._cohort())
 
-    def seal(self, holder: Holder, message: Sealed) -> None:
+    def check(self, holder: Holder, message: Sealed) -> None:
         """Raises ValueError where a contribution can no longer be taken: wrong round, late or twice."""
         if message.round != self.number:
             raise ValueError(f"sealed round {message.round} while round {self.number} is open")
@@ -47,6 +47,10 @@ class Round:
             raise ValueError(f"sealed round {self.number} while it is {self.phase.value}")
         if holder in self.sealed:
             raise ValueError(f"sealed round {self.number} twice")
+
+    def seal(self, holder: Holder, message: Sealed) -> None:
+        """Raises ValueError as check() does; then nothing has changed."""
+        self.check(holder, message)
         self.sealed[holder] = message
 
     def counts(self, holder: Holder) -> bool:
