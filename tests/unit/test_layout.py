@@ -1,13 +1,15 @@
 """The model as one flat sequence: what travels, by which rule, where it lies, and what is refused by name."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from flodl.averaging.arena import Arena, private_bytes
 from flodl.averaging.layout import ALIGNMENT, ModelLayout, build_layout
-from flodl.errors import PlanError
+from flodl.errors import PlanError, RunFailed
 from flodl.protocol.messages import DataSpec, LayoutSpec
 from flodl.protocol.signatures import NAMES_LISTED, differences, tensor_at
 
@@ -68,7 +70,7 @@ def test_each_tensor_travels_by_its_own_rule() -> None:
         "wide": "buffer",
         "flags": "largest",
     }
-    assert layout.constants == ("mask",)
+    assert [slot.name for slot in layout.constants] == ["mask"]
     assert layout.spec.constants
 
 
@@ -197,3 +199,29 @@ def test_a_byte_of_the_layout_is_named_by_its_tensor() -> None:
     assert tensor_at(spec, 24) == ""  # the gap before the next multiple of 64
     assert tensor_at(spec, 64) == "bias"
     assert tensor_at(spec, spec.bytes) == ""
+
+
+def test_a_constant_that_changes_is_told_of() -> None:
+    layout = build_layout(model := Mixed())
+    layout.refuse_changed_constants()
+    model.mask[0] = 1.5
+    with pytest.raises(RunFailed, match=r"not finite when the run formed has changed since, among mask"):
+        layout.refuse_changed_constants()
+
+
+def test_a_scripted_model_has_a_layout_and_an_arena() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(plain)
+    layouts = [build_layout(model) for model in (plain, scripted)]
+    assert layouts[0].spec == layouts[1].spec
+    arena = Arena(layouts[1], private_bytes(layouts[1].spec.bytes))
+    scripted(torch.randn(5, 3))
+    arena.gather_strays()
+    arena.memory[: layouts[1].spec.bytes].zero_()
+    assert not any(tensor.any() for tensor in scripted.parameters())
+    with torch.no_grad():
+        dict(scripted.named_parameters())["0.weight"].fill_(2.0)
+    at = {slot.name: slot for slot in layouts[1].slots}["0.weight"]
+    assert arena.memory[at.offset : at.offset + 48].view(torch.float32).eq(2.0).all()

@@ -51,6 +51,8 @@ class CpuPlane:
         self._blend = blend
         self._shared = tensor_over(memories.rank, RANK_PAGE_BYTES, self._spec.bytes)
         self._arena = Arena(layout, self._shared if blend is None else private_bytes(self._spec.bytes))
+        self._layout = layout
+        self._seals = 0
         self._has_snapshot = False
         if blend is not None:
             self._shared[::RANK_PAGE_BYTES].zero_()  # first touch here, so that no round pays for it
@@ -58,8 +60,14 @@ class CpuPlane:
             mapped.prefault()
 
     def seal(self) -> None:
-        """The rank's state stands still in memory that the host reads, until the next seal (async) or adoption."""
+        """The rank's state stands still in memory that the host reads, until the next seal (async) or adoption.
+
+        Raises RunFailed where what should be constant is not: looked at ever more rarely, for it may be large.
+        """
         self._arena.gather_strays()
+        self._seals += 1
+        if self._seals.bit_count() == 1:
+            self._layout.refuse_changed_constants()
         if self._blend is not None:
             self._copy(self._shared.data_ptr(), self._arena.address)
         self._has_snapshot = True

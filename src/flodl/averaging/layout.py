@@ -8,14 +8,14 @@ lies row-major, whatever its strides were: the layout's bytes then mean the same
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from flodl.errors import PlanError
+from flodl.errors import PlanError, RunFailed
 from flodl.protocol.messages import LayoutSpec, SectionSpec, TensorSpec
 
 ALIGNMENT = 64
@@ -45,7 +45,7 @@ class Place:
     def tensor(self) -> torch.Tensor | None:
         """What stands there now; None if it was removed."""
         table = self.module._parameters if self.is_parameter else self.module._buffers
-        return table.get(self.name)
+        return table[self.name] if self.name in table else None  # noqa: SIM401  (a scripted module's has no get)
 
 
 @dataclass
@@ -68,11 +68,21 @@ class Slot:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The layout of one model. `slots` in the order of `spec.tensors`; `constants`: names of buffers never averaged."""
+    """The layout of one model. `slots` in the order of `spec.tensors`; `constants`: buffers never averaged."""
 
     spec: LayoutSpec
     slots: tuple[Slot, ...]
-    constants: tuple[str, ...] = ()
+    constants: tuple[Slot, ...] = ()
+
+    def refuse_changed_constants(self) -> None:
+        """Raises RunFailed where a buffer that was not finite when the layout was made is another one now."""
+        if self.spec.constants != _constants_digest(self.constants):
+            names = ", ".join(slot.name for slot in self.constants)
+            raise RunFailed(
+                f"a buffer that was not finite when the run formed has changed since, among {names}\n"
+                "Such a buffer is a constant, never averaged: let those that training changes begin finite, or run a "
+                "batch through the model in the function that builds it."
+            )
 
 
 @dataclass
@@ -105,7 +115,7 @@ def build_layout(model: nn.Module) -> ModelLayout:
     spec, slots = _assign(groups)
     digest = _constants_digest(constants)
     spec = LayoutSpec(spec.bytes, spec.sections, spec.tensors, digest)
-    return ModelLayout(spec, slots, tuple(slot.name for slot in constants))
+    return ModelLayout(spec, slots, tuple(constants))
 
 
 def _places(model: nn.Module, parameters: bool) -> Iterator[Place]:
@@ -258,13 +268,16 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _constants_digest(constants: list[Slot]) -> str:
+def _constants_digest(constants: Sequence[Slot]) -> str:
     """Names, shapes and values of the buffers that are never averaged; '' without any."""
     if not constants:
         return ""
     digest = hashlib.blake2b(digest_size=16)
     for slot in constants:
-        tensor = slot.tensor.detach().cpu().contiguous()
+        found = slot.places[0].tensor()
+        if found is None:
+            continue
+        tensor = found.detach().cpu().contiguous()
         digest.update(repr((slot.name, tuple(tensor.shape), str(tensor.dtype))).encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
