@@ -160,9 +160,9 @@ def _class_of(name: str) -> type[BaseException] | None:
 
 
 def _flat_epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's metrics beside the run's own; where a name is both, the user's counts."""
+    """The user's metrics beside the run's own. A loss of theirs is `loss`, and `train_loss` the run's, always."""
     own = {name: value for name, value in epoch.items() if name != "metrics"}
-    return {**own, **(epoch.get("metrics") or {})}
+    return {**own, "train_loss": own.get("loss"), **(epoch.get("metrics") or {})}
 
 
 def _sentences(value: Any) -> list[str]:
@@ -173,7 +173,8 @@ def _epoch_line(epoch: Mapping[str, Any]) -> str:
     number = epoch.get("epoch")
     words = [f"epoch {number + 1 if isinstance(number, int) else '?'}"]
     for name, value in epoch.items():
-        if name not in ("epoch", "samples", "round") and isinstance(value, int | float):
+        is_shown = name not in ("epoch", "samples", "round") and not (name == "train_loss" and value == epoch["loss"])
+        if is_shown and isinstance(value, int | float):
             words.append(f"{name} {value:.4g}")
     return ", ".join(words)
 

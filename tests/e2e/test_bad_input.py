@@ -58,7 +58,8 @@ def failure(trainer: Trainer) -> tuple[RunFailed, str, str]:
     with pytest.raises(RunFailed) as caught:
         trainer.run(quiet=True)
     first, second, *_ = str(caught.value).splitlines()
-    assert second.startswith("The log is ")
+    assert second.startswith(f"The log is {caught.value.log_path}; ")
+    assert Path(caught.value.log_path).exists()
     return caught.value, first, second
 
 

@@ -295,6 +295,12 @@ def test_a_factor_that_is_none(value: object) -> None:
     assert "at position 8" in refusal(later, 8)
 
 
+def test_a_scheduler_class_that_wants_more_than_an_optimizer_is_refused_by_name() -> None:
+    words = refusal(make_schedule, lr_scheduler.StepLR, 4, 10)
+    assert words.startswith("scheduler = ")
+    assert "step_size" in words
+
+
 def test_a_torch_scheduler_steps_once_per_batch_of_the_run() -> None:
     """10 samples in batches of 4: three batches an epoch, the last one short."""
     schedule = make_schedule(lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1), 4, 10)

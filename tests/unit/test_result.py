@@ -43,7 +43,9 @@ def test_the_controllers_summary_becomes_a_result() -> None:
         "wall_s": 3.0,
     }
     result = make_result(raw, "/runs/a")
-    assert result.metrics == [{"epoch": 0, "loss": 0.5, "samples": 10, "round": 12, "accuracy": 0.9}]
+    assert "loss 0.5, accuracy 0.9" in result.summary()
+    assert "train_loss" not in result.summary()
+    assert result.metrics == [{"epoch": 0, "loss": 0.5, "samples": 10, "round": 12, "train_loss": 0.5, "accuracy": 0.9}]
     assert (result.shares, result.E, result.E_wall) == ([0.75, 0.25], 0.98, None)
     assert (result.degraded, result.reasons, result.recomputed) == (["rank 1 died"], ["anchor 10"], 2)
     assert result.raw == raw
@@ -151,3 +153,10 @@ def test_a_model_that_is_not_the_runs(tmp_path: Path) -> None:
         _ = result.model
     assert "line.weight (3, 2) ((2, 2))" in str(caught.value)
     assert "gone (1,) (no such tensor)" in str(caught.value)
+
+
+def test_a_loss_of_the_users_own_takes_no_place_from_the_runs() -> None:
+    raw = {"epochs": [{"epoch": 0, "loss": 0.5, "samples": 10, "round": 12, "metrics": {"loss": 0.7}}]}
+    result = make_result(raw, "/runs/a")
+    assert (result.metrics[0]["loss"], result.metrics[0]["train_loss"]) == (0.7, 0.5)
+    assert "loss 0.7, train_loss 0.5" in result.summary()

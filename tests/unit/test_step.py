@@ -109,6 +109,16 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert float((weights(model) - before).norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_a_group_that_joins_while_training_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = Step(model, optimizer, loss, settings())
+    step.train(Lease(0, 0), batch())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(RunFailed, match="2 parameter groups, and was made with 1"):
+        step.train(Lease(0, 1), batch())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [lambda m, b: 1.0, lambda m, b: m(b[0]), lambda m, b: m(b[0]).mean().detach()],
@@ -181,7 +191,9 @@ def test_evaluation_leaves_modes_and_generators_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(3, "returned a int"), ({"acc": "good"}, "'acc' = 'good'")], ids=["int", "word"]
+    ("answer", "words"),
+    [(3, "returned a int"), ({"acc": "good"}, "'acc' = 'good'"), ({"round": 3.0}, "'round', .* are the run's own")],
+    ids=["int", "word", "own name"],
 )
 def test_metrics_that_are_no_numbers_are_refused(answer: Any, words: str) -> None:
     evaluation = Evaluation(lambda model, loader: answer, [1], 1, None, 0, CPU)

@@ -349,6 +349,7 @@ def _misfit(reason: str, start: Start) -> CheckpointError:
 
 def _failure(run: str, end: EndRun, death: Death | None, result: dict[str, Any], directory: Path) -> RunFailed:
     log = directory / SCHEDULE if death is None else _log_path(directory, death.rank)
+    log = log if log.exists() else directory / SCHEDULE  # of a rank that printed nothing
     kept = _kept(result, directory)
     traceback = end.traceback or (death.words if death is not None else "")
     reason = " ".join(end.reason.split())

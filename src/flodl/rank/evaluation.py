@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader
 from flodl.errors import RunFailed
 from flodl.rank.seeds import derive, plant, undisturbed
 
+OWN_NAMES = ("epoch", "samples", "round")
+"""What the run itself says of an epoch, beside its loss."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -55,6 +58,9 @@ def _floats(metrics: Any) -> dict[str, float]:
         )
     found: dict[str, float] = {}
     for name, value in metrics.items():
+        if name in OWN_NAMES:
+            words = ", ".join(OWN_NAMES)
+            raise RunFailed(f"evaluate returned {name!r}, and an epoch's {words} are the run's own\nCall it otherwise.")
         try:
             found[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):

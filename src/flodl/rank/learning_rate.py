@@ -30,7 +30,11 @@ def make_schedule(scheduler: Any, batch_size: int, samples_per_epoch: int) -> Ca
     if isinstance(scheduler, LRScheduler):
         raise refused("scheduler", scheduler, ALLOWED, why="it is a scheduler, not a function that makes one")
     if isinstance(scheduler, type) and issubclass(scheduler, LRScheduler):
-        return _Stepped(scheduler, batch_size, samples_per_epoch)
+        try:
+            return _Stepped(scheduler, batch_size, samples_per_epoch)
+        except TypeError as error:
+            why = f"called with an optimizer alone it raised {error!r}"
+            raise refused("scheduler", scheduler, ALLOWED, why=why) from error
     try:
         first = scheduler(0)
     except Exception as error:

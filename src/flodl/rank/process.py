@@ -33,6 +33,8 @@ from flodl.rank.trainee import Trainee
 
 LONGEST_HEARTBEAT_S = 1.0
 FLUSH_S = 10.0
+MOST_IN_A_LINE, MOST_WORDS = 1_000, 30_000
+"""Characters of a failure, in one sentence and with its traceback."""
 
 
 class RankProcess:
@@ -100,7 +102,7 @@ class RankProcess:
 
     def _report(self, error: BaseException) -> None:
         """To the controller if it is there, and to this rank's output."""
-        words = "".join(traceback.format_exception(error))
+        words = shortened("".join(traceback.format_exception(error)), MOST_WORDS)
         print(words, file=sys.stderr, flush=True)
         current = self._loop.current if self._loop is not None else None
         batch = None if current is None else (current.epoch, current.index)
@@ -125,11 +127,21 @@ def refuse_other_program(plan: Plan, dataset_length: int, role: Role) -> None:
 
 def named(error: BaseException) -> str:
     """One line: the exception's class and first line, with the remedy where it is one of flodl's own."""
-    lines = str(error).splitlines()
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # of a class whose own __str__ fails; format_exception knows better
+        lines = traceback.format_exception_only(error)[-1].splitlines()[:1]
     if not lines:
         return type(error).__name__
     remedy = f". {lines[1]}" if isinstance(error, FlodlError) and len(lines) > 1 else ""
-    return f"{type(error).__name__}: {lines[0]}{remedy}"
+    return shortened(f"{type(error).__name__}: {lines[0]}{remedy}", MOST_IN_A_LINE)
+
+
+def shortened(words: str, most: int) -> str:
+    """At most so many characters and a note: the first third and the last two."""
+    if len(words) <= most:
+        return words
+    return f"{words[: most // 3]} [... {len(words) - most} characters ...] {words[len(words) - most + most // 3 :]}"
 
 
 def run_rank(plan: Plan, parts: Parts, role: Role) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flodl.errors import RunFailed
 from flodl.rank.checks import check_loss
 from flodl.rank.leases import Lease
 from flodl.rank.micro_batches import split
@@ -67,6 +68,11 @@ class Step:
 
     def _set_rates(self, position: int) -> None:
         factor = self.factor = self._settings.schedule(position)
+        if len(self._optimizer.param_groups) != len(self._first_rates):
+            raise RunFailed(
+                f"the optimizer has {len(self._optimizer.param_groups)} parameter groups, and was made with "
+                f"{len(self._first_rates)}\nGive it all of them in the function that makes it."
+            )
         for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):
             if first is None:
                 continue
