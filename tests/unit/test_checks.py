@@ -301,6 +301,14 @@ def test_a_scheduler_class_that_wants_more_than_an_optimizer_is_refused_by_name(
     assert "step_size" in words
 
 
+def test_a_scheduler_that_ends_before_the_run_is_refused_by_name() -> None:
+    short = make_schedule(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=3), 4, 10)
+    assert short(8) >= 0.0
+    words = refusal(short, 14)
+    assert "OneCycleLR fails at batch" in words
+    assert "Tried to step" in words
+
+
 def test_a_torch_scheduler_steps_once_per_batch_of_the_run() -> None:
     """10 samples in batches of 4: three batches an epoch, the last one short."""
     schedule = make_schedule(lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1), 4, 10)

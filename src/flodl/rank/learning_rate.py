@@ -62,10 +62,17 @@ class _Stepped:
         epoch, within = divmod(position, self._samples_per_epoch)
         batch = epoch * self._batches_per_epoch + within // self._batch_size
         while len(self._rates) <= batch:
-            self._optimizer.step()
-            self._scheduler.step()
-            self._rates.append(self._rate())
+            self._step()
         return _factor(self._rates[batch], position)
+
+    def _step(self) -> None:
+        self._optimizer.step()
+        try:
+            self._scheduler.step()
+        except Exception as error:  # OneCycleLR, past its total_steps
+            why = f"{type(self._scheduler).__name__} fails at batch {len(self._rates)} of the run: {error}"
+            raise refused("scheduler", self._scheduler, ALLOWED, why=why) from error
+        self._rates.append(self._rate())
 
     def _rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])

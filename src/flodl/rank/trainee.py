@@ -27,6 +27,9 @@ from flodl.rank.seeds import derive, plant
 from flodl.rank.step import Step, StepSettings
 from flodl.rank.tally import Trained
 
+SCHEDULED_AHEAD = 10_000
+"""Batches whose learning rate is looked at before the first."""
+
 
 class StepCounter(Protocol):
     """Where steps are counted for others to see."""
@@ -124,11 +127,14 @@ class Trainee:
         return max(1, min(whole, self._plan.data.samples or whole))
 
     def _step_settings(self, parts: Parts) -> StepSettings:
+        schedule = make_schedule(parts.scheduler, self._plan.data.batch_size, self.order.samples_per_epoch)
+        # One that ends before the run does is found before the run begins, unless that itself would take seconds.
+        schedule(min(self._last_position() - 1, SCHEDULED_AHEAD * self._plan.data.batch_size))
         return StepSettings(
             order=self.order,
             micro_batch=self._plan.data.micro_batch_of(self.place.rank),
             clip_grad_norm=self._plan.training.clip_grad_norm,
-            schedule=make_schedule(parts.scheduler, self._plan.data.batch_size, self.order.samples_per_epoch),
+            schedule=schedule,
             device=self.place.device,
         )
 
