@@ -26,6 +26,16 @@ def test_ranks_share_the_work_by_speed() -> None:
     assert batches_of(outcome, 0) / batches_of(outcome, 1) == pytest.approx(4.0, rel=0.05)
 
 
+@pytest.mark.parametrize("mode", ["cpu-cadence", "cpu-async"])
+def test_a_window_larger_than_an_epoch_starves_nobody(mode: str) -> None:
+    """Seen: what the first rank reads ahead was leased before the others' windows were filled, and took it all."""
+    steps = (20.0, 60.0, 94.0)
+    outcome = completes(a_run(steps, batches=47, epochs=15, mode=mode, outer_min_window=30))
+    total, speeds = sum(batches_of(outcome, rank) for rank in range(3)), sum(1.0 / ms for ms in steps)
+    for rank, ms in enumerate(steps):
+        assert batches_of(outcome, rank) / total == pytest.approx(1.0 / ms / speeds, rel=0.12)
+
+
 def test_in_sync_mode_every_rank_makes_one_batch_per_round() -> None:
     outcome = completes(a_run(mode="cpu-sync", batches=30))
     assert {record["batches"] for record in outcome.of("seal") if record["round"]} == {1}

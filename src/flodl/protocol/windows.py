@@ -148,13 +148,19 @@ class Windows:
         else:
             planned = sum(t or 0 for t in wanted.values())
             is_near_end = self._ledger.unsettled() < 3 * planned + self._settings.prefetch * len(wanted)
-            more = target - held + (ahead if is_near_end else ahead + self._settings.prefetch)
+            beyond = min(ahead if is_near_end else ahead + self._settings.prefetch, self._spare(wanted))
+            more = target - held + beyond
         grant = self._grant(state, more) if more > 0 else ()
         held = self._ledger.held(state.holder)
         if held == 0:
             return Share()
         state.window = Window(self._round, None if target is None else min(target, held), ahead)
         return Share(state.window, grant)
+
+    def _spare(self, wanted: dict[int, int | None]) -> int:
+        """Grantable batches that no window of these ranks still lacks: what one reads ahead is no other's batch."""
+        lacking = sum(max(0, (target or 0) - self._ledger.held(self._roster[r].holder)) for r, target in wanted.items())
+        return max(0, self._ledger.grantable() - lacking)
 
     def _run_ahead(self, state: RankState, target: int | None) -> int:
         """async: batches that cover the rank's longest recent wait for a commit, and one more; one window at most."""
