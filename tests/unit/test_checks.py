@@ -270,8 +270,13 @@ def test_losses() -> None:
 # ---- the learning rate
 
 
+def scheduled(scheduler: Any) -> Callable[[int], float]:
+    """10 samples in batches of 4; a rate of 1, so that rate and factor are the same."""
+    return make_schedule(scheduler, torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9), 4, 10).set
+
+
 def test_no_scheduler() -> None:
-    assert make_schedule(None, 4, 10)(12345) == 1.0
+    assert scheduled(None)(12345) == 1.0
 
 
 def test_a_function_of_the_position() -> None:
@@ -281,28 +286,28 @@ def test_a_function_of_the_position() -> None:
         asked.append(position)
         return 0.5 ** (position // 10)
 
-    schedule = make_schedule(halving, 4, 10)
+    schedule = scheduled(halving)
     assert [schedule(position) for position in (0, 9, 25)] == [1.0, 1.0, 0.25]
     assert asked[1:] == [0, 9, 25]
-    assert make_schedule(lambda position: torch.tensor(0.5), 4, 10)(3) == 0.5
+    assert scheduled(lambda position: torch.tensor(0.5))(3) == 0.5
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, None, "fast", True, torch.zeros(2)], ids=repr)
 def test_a_factor_that_is_none(value: object) -> None:
-    assert "at position 0" in refusal(make_schedule, lambda position: value, 4, 10)
-    later = make_schedule(lambda position: 1.0 if position < 8 else value, 4, 10)
+    assert "at position 0" in refusal(scheduled, lambda position: value)
+    later = scheduled(lambda position: 1.0 if position < 8 else value)
     assert later(4) == 1.0
     assert "at position 8" in refusal(later, 8)
 
 
 def test_a_scheduler_class_that_wants_more_than_an_optimizer_is_refused_by_name() -> None:
-    words = refusal(make_schedule, lr_scheduler.StepLR, 4, 10)
+    words = refusal(scheduled, lr_scheduler.StepLR)
     assert words.startswith("scheduler = ")
     assert "step_size" in words
 
 
 def test_a_scheduler_that_ends_before_the_run_is_refused_by_name() -> None:
-    short = make_schedule(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=3), 4, 10)
+    short = scheduled(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=3))
     assert short(8) >= 0.0
     words = refusal(short, 14)
     assert "OneCycleLR fails at batch" in words
@@ -311,7 +316,7 @@ def test_a_scheduler_that_ends_before_the_run_is_refused_by_name() -> None:
 
 def test_a_torch_scheduler_steps_once_per_batch_of_the_run() -> None:
     """10 samples in batches of 4: three batches an epoch, the last one short."""
-    schedule = make_schedule(lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1), 4, 10)
+    schedule = scheduled(lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1))
     positions = [0, 4, 8, 10, 14, 18, 20]
     assert [schedule(position) for position in positions] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001])
     assert schedule(0) == 1.0, "an earlier position may be asked for again"
@@ -331,12 +336,57 @@ def test_a_torch_scheduler_is_the_same_as_in_a_plain_loop() -> None:
         scheduler.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        schedule = make_schedule(factory, 4, 10)
+        schedule = scheduled(factory)
         assert [schedule(position) for position in (18, 0, 4, 8, 10, 14)] == [expected[5], *expected[:5]]
 
 
+CYCLES: dict[str, tuple[Any, Any]] = {
+    "one cycle, adam": (
+        lambda p: torch.optim.Adam([{"params": p[:1], "lr": 2e-3}, {"params": p[1:], "lr": 1e-3}]),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=[0.01, 0.02], total_steps=12),
+    ),
+    "cyclic, sgd": (
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    ),
+    "cosine with a floor": (
+        lambda p: torch.optim.AdamW(p, lr=2e-3),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 10, eta_min=1e-4),
+    ),
+    "warm-up, then lambdas": (
+        lambda p: torch.optim.RMSprop([{"params": p[:1], "lr": 0.1}, {"params": p[1:]}], lr=0.2),
+        lambda o: lr_scheduler.LambdaLR(o, [lambda step: 1.0 / (step + 1), lambda step: 0.5**step]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CYCLES)
+def test_a_torch_scheduler_sets_the_users_own_rates_and_momenta(case: str) -> None:
+    """Seen: it was given an optimizer with a rate of 1, and its absolute rates came out as factors."""
+    make, factory = CYCLES[case]
+    mine, plain = (make([torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)]) for _ in range(2))
+    schedule, scheduler = make_schedule(factory, mine, 4, 10), factory(plain)
+    keys = ("lr", "momentum", "betas")
+    expected = []
+    for _ in range(9):
+        expected.append([{key: group[key] for key in keys if key in group} for group in plain.param_groups])
+        plain.step()
+        scheduler.step()
+    schedule.check(28)
+    assert [group["lr"] for group in mine.param_groups] == [
+        group["lr"] for group in make([torch.zeros(2), torch.zeros(1)]).param_groups
+    ]
+    for batch in (8, 0, 3, 5, 1):
+        factor = schedule.set(batch // 3 * 10 + batch % 3 * 4)
+        found = [{key: group[key] for key in keys if key in group} for group in mine.param_groups]
+        assert found == expected[batch]
+        assert factor == pytest.approx(
+            found[0]["lr"] / float(make([torch.zeros(2), torch.zeros(1)]).param_groups[0]["lr"])
+        )
+
+
 def test_a_scheduler_class_that_needs_nothing_else() -> None:
-    assert make_schedule(lr_scheduler.ConstantLR, 4, 10)(0) == pytest.approx(1 / 3)
+    assert scheduled(lr_scheduler.ConstantLR)(0) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -351,11 +401,11 @@ def test_a_scheduler_class_that_needs_nothing_else() -> None:
     ids=["plateau class", "plateau", "number", "attribute", "no argument"],
 )
 def test_schedulers_that_cannot_be_used(scheduler: Any, says: str) -> None:
-    message = refusal(make_schedule, scheduler, 4, 10)
+    message = refusal(scheduled, scheduler)
     assert message.startswith("scheduler = ")
     assert says in message
 
 
 def test_a_scheduler_instance() -> None:
     made = lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 1)
-    assert "not a function that makes one" in refusal(make_schedule, made, 4, 10)
+    assert "not a function that makes one" in refusal(scheduled, made)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from flodl.errors import PlanError, RunFailed
 from flodl.rank.callbacks import BatchInfo, Callbacks
 from flodl.rank.evaluation import Evaluation
+from flodl.rank.learning_rate import Schedule, make_schedule
 from flodl.rank.leases import Lease
 from flodl.rank.micro_batches import split
 from flodl.rank.order import Order
@@ -29,7 +30,7 @@ def settings(**changes: Any) -> StepSettings:
         "order": ORDER,
         "micro_batch": 8,
         "clip_grad_norm": None,
-        "schedule": lambda position: 1.0,
+        "schedule": Schedule(torch.optim.SGD([torch.zeros(1)], lr=1.0)),
         "device": CPU,
     }
     return StepSettings(**(base | changes))
@@ -95,7 +96,9 @@ def test_the_rate_follows_the_position_from_each_groups_own_base(as_tensor: bool
     model = nn.Linear(3, 2)
     rates: list[Any] = [torch.tensor(0.5), torch.tensor(0.25)] if as_tensor else [0.5, 0.25]
     optimizer = torch.optim.SGD([{"params": [p], "lr": r} for p, r in zip(model.parameters(), rates, strict=True)])
-    step = Step(model, optimizer, loss, settings(schedule=lambda position: position / 64))
+    step = Step(
+        model, optimizer, loss, settings(schedule=make_schedule(lambda position: position / 64, optimizer, 8, 100))
+    )
     for index in (4, 8):
         step.train(Lease(0, index), batch())
         assert [float(group["lr"]) for group in optimizer.param_groups] == [index / 16, index / 32]
@@ -112,7 +115,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 def test_a_group_that_joins_while_training_is_refused() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = Step(model, optimizer, loss, settings())
+    step = Step(model, optimizer, loss, settings(schedule=Schedule(optimizer)))
     step.train(Lease(0, 0), batch())
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(RunFailed, match="2 parameter groups, and was made with 1"):

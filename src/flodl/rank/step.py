@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flodl.errors import RunFailed
 from flodl.rank.checks import check_loss
+from flodl.rank.learning_rate import Schedule
 from flodl.rank.leases import Lease
 from flodl.rank.micro_batches import split
 from flodl.rank.order import Order
@@ -19,12 +19,12 @@ from flodl.rank.seeds import derive, plant
 
 @dataclass(frozen=True)
 class StepSettings:
-    """micro_batch in samples. schedule: from a batch's position in samples to a factor on each group's first rate."""
+    """micro_batch in samples. schedule: of the optimizer's groups."""
 
     order: Order
     micro_batch: int
     clip_grad_norm: float | None
-    schedule: Callable[[int], float]
+    schedule: Schedule
     device: torch.device
 
 
@@ -44,7 +44,6 @@ class Step:
         self._settings = settings
         self.factor = 1.0  # of the learning rate, at the last batch
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        self._first_rates = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
 
     def train(self, lease: Lease, batch: Any) -> float:
         """The batch's mean loss before the step. Dropout and the like follow from the seed and the batch's position.
@@ -54,7 +53,7 @@ class Step:
         order = self._settings.order
         position = order.position(lease)
         plant(derive(order.seed, "step", position), self._settings.device)
-        self._set_rates(position)
+        self.factor = self._settings.schedule.set(position)
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for piece, share in split(batch, order.samples(lease), self._settings.micro_batch):
@@ -65,18 +64,3 @@ class Step:
             nn.utils.clip_grad_norm_(self._trained, self._settings.clip_grad_norm)
         self._optimizer.step()
         return total
-
-    def _set_rates(self, position: int) -> None:
-        factor = self.factor = self._settings.schedule(position)
-        if len(self._optimizer.param_groups) != len(self._first_rates):
-            raise RunFailed(
-                f"the optimizer has {len(self._optimizer.param_groups)} parameter groups, and was made with "
-                f"{len(self._first_rates)}\nGive it all of them in the function that makes it."
-            )
-        for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):
-            if first is None:
-                continue
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(first * factor)
-            else:
-                group["lr"] = first * factor

@@ -127,9 +127,11 @@ class Trainee:
         return max(1, min(whole, self._plan.data.samples or whole))
 
     def _step_settings(self, parts: Parts) -> StepSettings:
-        schedule = make_schedule(parts.scheduler, self._plan.data.batch_size, self.order.samples_per_epoch)
+        schedule = make_schedule(
+            parts.scheduler, self.optimizer.torch, self._plan.data.batch_size, self.order.samples_per_epoch
+        )
         # One that ends before the run does is found before the run begins, unless that itself would take seconds.
-        schedule(min(self._last_position() - 1, SCHEDULED_AHEAD * self._plan.data.batch_size))
+        schedule.check(min(self._last_position() - 1, SCHEDULED_AHEAD * self._plan.data.batch_size))
         return StepSettings(
             order=self.order,
             micro_batch=self._plan.data.micro_batch_of(self.place.rank),
