@@ -130,7 +130,7 @@ def test_a_commit_is_journalled_before_any_rank_is_told() -> None:
 
 @pytest.mark.parametrize(("is_elastic", "held"), [(False, [4, 5]), (True, [])])
 def test_the_guard_bears_a_standing_spread_where_the_blend_is_elastic(is_elastic: bool, held: list[int]) -> None:
-    hand = Hand(is_elastic=is_elastic).formed()
+    hand = Hand(mode="cpu-async", is_elastic=is_elastic, epochs=9).formed()
     effects: list[Effect] = []
     for round_, drift in enumerate([0.1, 0.1005, 0.101, 0.1015, 0.102], start=1):
         hand.seal(0, 1, round_)

@@ -46,7 +46,8 @@ class Rounds:
         self._cadence = cadence
         self._story = story
         threshold = ELASTIC_THRESHOLD if settings.is_elastic else OVERWRITE_THRESHOLD
-        self._guard = Guard(threshold) if settings.guard else None
+        # In sync there is no window to shorten.
+        self._guard = Guard(threshold) if settings.guard and not settings.mode.endswith("-sync") else None
         self._attempts = 0
         self._began = 0.0
         self._is_timed = True
@@ -147,7 +148,7 @@ class Rounds:
         finished, self.committed = self.current, event
         fields: dict[str, Any] = {"round": event.round, "hash": event.hash, "seconds": event.seconds}
         where = {"epoch": self._ledger.current_epoch, "left": self._ledger.unsettled()}
-        pace = {"anchor": self._cadence.anchor, "drift": None if self._guard is None else self._story.drift}
+        pace = {"anchor": self._cadence.anchor, "drift": self._story.drift}
         effects: list[Effect] = [Record("commit", {**fields, **where, **pace})]
         for rank, generation in [*finished.sealed, *finished.excluded]:
             state = self._roster[rank]
@@ -202,12 +203,13 @@ class Rounds:
         return [Record("epoch", self._story.epochs[epoch].as_dict(epoch)) for epoch in closed]
 
     def _judge(self, event: Reduced) -> list[Effect]:
-        if self._guard is None or self.current.is_seed or event.norm <= 0.0:
+        if self.current.is_seed or event.norm <= 0.0:
             return []
-        drift = max(event.distance) / event.norm
+        drift = self._story.drift = max(event.distance) / event.norm
+        if self._guard is None:
+            return []
         messages = self.current.sealed.values()
         verdict = self._guard.judge(drift, max(m.batches for m in messages), min(m.factor for m in messages))
-        self._story.drift = drift
         if verdict.word == "halve":
             self._cadence.shorten()
         elif verdict.word == "hold":
