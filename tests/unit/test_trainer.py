@@ -299,6 +299,7 @@ def test_an_entry_starts_flodls_own_program(engine: Engine) -> None:
         ("a b:build", "package.module:function"),
         (build, "package.module:function"),
         ("tests.unit.nowhere:build", "there is no module tests.unit.nowhere"),
+        ("__main__:build", "in a file that can be imported"),
         (f"{HERE}:nothing", "has no nothing"),
         (f"{HERE}:NOT_CALLABLE", "cannot be called"),
         (f"{HERE}:build_nothing", "returned NoneType"),

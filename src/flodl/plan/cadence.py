@@ -13,7 +13,9 @@ class CadencePlan(Section):
     """The slowest rank's window in batches, and the limits within which it is tuned."""
 
     anchor: int = setting(
-        Whole(1, 1_000_000), "Batches of the slowest rank between two averages, to begin with.", default=10
+        Whole(1, 1_000_000),
+        "Batches of the slowest rank between two averages, to begin with; at most what leaves an epoch 20 averages.",
+        default=10,
     )
     overhead_target: float = setting(
         Real(above=0.0, below=1.0),

@@ -86,6 +86,9 @@ def build_parts(given: Mapping[str, Any]) -> Parts:
 
 def check_entry(entry: object) -> str:
     """Raises PlanError unless it has the form "package.module:function"."""
+    if isinstance(entry, str) and entry.startswith("__main__:"):
+        why = "a rank's __main__ is another: the function must be in a file that can be imported"
+        raise refused("entry", entry, _ENTRY_ALLOWED, why=why)
     if isinstance(entry, str):
         module, colon, function = entry.partition(":")
         names = [*module.split("."), *function.split(".")]
