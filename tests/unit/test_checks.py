@@ -267,6 +267,12 @@ def test_losses() -> None:
     assert "it has no gradient" in refusal(check_loss, weight.sum().detach())
 
 
+def test_a_tuple_of_tensors_is_no_data_set_of_their_rows() -> None:
+    words = refusal(check_data, (torch.zeros(10, 2), torch.zeros(10)), "data")
+    assert "a tuple of 2 tensors has 2 items" in words
+    assert "data=TensorDataset(...)" in words
+
+
 # ---- the learning rate
 
 

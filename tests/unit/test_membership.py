@@ -75,6 +75,14 @@ def test_a_newcomer_that_differs_is_refused_by_name(other: Hello, words: str) ->
     assert made[1].phase is Phase.GONE
 
 
+def test_a_refusal_says_three_differences_and_how_many_more() -> None:
+    made = roster()
+    made.admit(made[0], hello(plan={}))
+    made.admit(made[1], hello(plan={name: 1 for name in ("a", "b", "c", "d", "e")}))
+    assert made.reasons[-1].count("in the launcher") == 3
+    assert made.reasons[-1].endswith("; and 2 more")
+
+
 def test_a_death_is_answered_by_a_restart_after_a_growing_back_off() -> None:
     made = roster(respawn=2)
     for n, wait in enumerate((0.5, 1.0)):

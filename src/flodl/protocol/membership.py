@@ -14,6 +14,8 @@ from flodl.protocol.ledger import Holder
 from flodl.protocol.messages import Failed, Hello, Refused, Window
 from flodl.protocol.settings import ControllerSettings
 
+DIFFERENCES_SAID = 3
+"""Of a refusal, in one sentence; the record and the refused rank have all that were found."""
 WAITS_REMEMBERED = 5
 BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -169,7 +171,8 @@ class Roster:
         wrong = differences(self._settings.plan, hello, self._first)
         if wrong:
             state.phase = Phase.ENDING
-            state.ending_reason = f"rank {state.rank} was refused: " + "; ".join(wrong)
+            more = f"; and {len(wrong) - DIFFERENCES_SAID} more" if len(wrong) > DIFFERENCES_SAID else ""
+            state.ending_reason = f"rank {state.rank} was refused: {'; '.join(wrong[:DIFFERENCES_SAID])}{more}"
             self.reasons.append(state.ending_reason)
             return [
                 Send(state.rank, Refused(tuple(wrong))),

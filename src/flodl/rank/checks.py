@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flodl.plan import Plan, parse_device, sources
 from flodl.plan.refusal import refused
-from flodl.rank.parts import Parts
+from flodl.rank.parts import MAP_STYLE, Parts
 
 _WRAPPERS = frozenset(
     {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 )
 _WRAPPERS_FROM = frozenset({"torch", "deepspeed", "fairscale"})
-_MAP_STYLE = "a map-style data set, with __getitem__ and __len__"
 _MOST_NAMES = 5
 
 
@@ -52,15 +51,18 @@ def check_data(data: Any, field: str) -> int:
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         why = "it is iterable: without a number for each sample nothing can be dealt out exactly once"
-        raise refused(field, kind, _MAP_STYLE, why=why)
+        raise refused(field, kind, MAP_STYLE, why=why)
     if isinstance(data, DataLoader):
-        raise refused(field, kind, f"{_MAP_STYLE}: {field}=loader.dataset", why="flodl makes the loaders itself")
+        raise refused(field, kind, f"{MAP_STYLE}: {field}=loader.dataset", why="flodl makes the loaders itself")
     if isinstance(data, Mapping | str | bytes) or not hasattr(data, "__getitem__"):
-        raise refused(field, kind, _MAP_STYLE, why="its items have no numbers from 0 to len - 1")
+        raise refused(field, kind, MAP_STYLE, why="its items have no numbers from 0 to len - 1")
+    if isinstance(data, tuple) and data and all(isinstance(part, torch.Tensor) for part in data):
+        why = f"a tuple of {len(data)} tensors has {len(data)} items, not as many as there are samples"
+        raise refused(field, kind, f"{MAP_STYLE}: {field}=TensorDataset(...) of these", why=why)
     try:
         length = len(data)
     except (TypeError, ValueError, OverflowError, NotImplementedError, AttributeError) as error:
-        raise refused(field, kind, _MAP_STYLE, why=f"its length is unknown ({error})") from error
+        raise refused(field, kind, MAP_STYLE, why=f"its length is unknown ({error})") from error
     if length < 1:
         raise refused(field, kind, "at least one sample", why="it is empty")
     return length

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _ENTRY_ALLOWED = '"package.module:function", where function() returns a dict with model, optimizer, loss and data'
+_WANTED = {
+    "model": "a function or class that returns the module: model=lambda: Net(...)",
+    "optimizer": "a function of the parameters: optimizer=lambda p: torch.optim.SGD(p, lr=0.1)",
+    "loss": "a function of model and batch that returns the mean loss as a scalar tensor",
+}
+MAP_STYLE = "a map-style data set, with __getitem__ and __len__"
 _CALLBACK = "a function of BatchInfo, or an object with on_batch(BatchInfo) or on_evaluated(epoch, metrics)"
 
 
@@ -45,15 +51,11 @@ class Parts:
     worker_init: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        for name, words in (
-            ("model", "a function or class that returns the module: model=lambda: Net(...)"),
-            ("optimizer", "a function of the parameters: optimizer=lambda p: torch.optim.SGD(p, lr=0.1)"),
-            ("loss", "a function of model and batch that returns the mean loss as a scalar tensor"),
-        ):
+        for name, words in _WANTED.items():
             if not callable(getattr(self, name)):
                 raise refused(name, getattr(self, name), words)
         if self.data is None:
-            raise refused("data", None, "a map-style data set, with __getitem__ and __len__")
+            raise refused("data", None, MAP_STYLE)
         for name in ("evaluate", "scheduler", "collate", "worker_init"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -80,7 +82,7 @@ def build_parts(given: Mapping[str, Any]) -> Parts:
     refuse_unknown(given, part_names(), "the parts")
     for field in dataclasses.fields(Parts):
         if field.default is dataclasses.MISSING and field.name not in given:
-            raise missing(field.name, "it has no default, every run needs it")
+            raise missing(field.name, _WANTED.get(field.name, MAP_STYLE))
     return Parts(**given)
 
 
