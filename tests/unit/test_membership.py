@@ -78,7 +78,7 @@ def test_a_newcomer_that_differs_is_refused_by_name(other: Hello, words: str) ->
 def test_a_refusal_says_three_differences_and_how_many_more() -> None:
     made = roster()
     made.admit(made[0], hello(plan={}))
-    made.admit(made[1], hello(plan={name: 1 for name in ("a", "b", "c", "d", "e")}))
+    made.admit(made[1], hello(plan=dict.fromkeys(("a", "b", "c", "d", "e"), 1)))
     assert made.reasons[-1].count("in the launcher") == 3
     assert made.reasons[-1].endswith("; and 2 more")
 

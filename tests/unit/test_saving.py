@@ -44,7 +44,7 @@ def train(made: Trainee, first: int, count: int) -> None:
 
 
 def moments(made: Trainee) -> list[torch.Tensor]:
-    return [values["exp_avg"].clone() for values in made.optimizer.state.values()]
+    return [values["exp_avg"].clone() for values in made.optimizer.torch.state.values()]
 
 
 def saved(path: Path, batches: tuple[int, ...]) -> list[Trainee]:
@@ -86,7 +86,7 @@ def test_a_rank_takes_its_own_part_and_one_that_had_none_the_weighted_mean(tmp_p
     restore_optimizer(third, tmp_path / "c")
     for found, a, b in zip(moments(third), moments(earlier[0]), moments(earlier[1]), strict=True):
         torch.testing.assert_close(found, 0.75 * a + 0.25 * b)
-    assert {float(values["step"]) for values in third.optimizer.state.values()} == {3.0}
+    assert {float(values["step"]) for values in third.optimizer.torch.state.values()} == {3.0}
 
 
 def test_what_was_kept_is_written_whatever_was_trained_since(tmp_path: Path) -> None:
@@ -155,5 +155,5 @@ def test_parts_of_different_optimizers_begin_anew(tmp_path: Path, capfd: pytest.
     assert msgspec.structs.asdict(answer)["error"] == ""
     third = trainee(2)
     restore_optimizer(third, tmp_path / "c")
-    assert not third.optimizer.state
+    assert not third.optimizer.torch.state
     assert "this rank's optimizer begins anew" in capfd.readouterr().err
