@@ -14,6 +14,14 @@ settings.register_profile("flodl", derandomize=True, deadline=None, max_examples
 settings.load_profile("flodl")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def heeds_interrupts() -> None:
+    """A shell without job control starts background commands with SIGINT ignored, and so would be all that the tests
+    start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def heeds_hangup() -> Iterator[None]:
     """SIGHUP has its effect, here and in processes started now: under nohup both would ignore it."""
